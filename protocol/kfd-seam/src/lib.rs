@@ -1,0 +1,5 @@
+//! The preload front end: serves `open`, `ioctl`, `mmap`, directory and file reads of one process
+//! from a [`KfdService`].
+
+pub mod service;
+pub use service::*;
