@@ -55,7 +55,8 @@ pub enum Entry {
         /// Whether the real directory shows through.
         merge: bool,
     },
-    /// A regular file with this content at the time of the open (as sysfs does it).
+    /// A regular file, mode 0444, with this content at the time of the open (as sysfs does it). A file
+    /// that also exists for real and is to be extended (`/proc/modules`, say) is read by the service.
     File(Vec<u8>),
     /// A symbolic link and its target, relative or absolute.
     Symlink(OsString),
@@ -122,6 +123,12 @@ pub struct UserPtr(pub u64);
 ///
 /// All methods can be called from any thread at once; a blocking one (`WAIT_EVENTS`) must not hold
 /// up others.
+///
+/// Calls to libc that a method makes on its own thread go to the real system. A thread that the service
+/// starts and that opens or stats paths of the service for real holds a `Bypass`.
+///
+/// A panic in a method does not reach the program: it is reported on the standard error output and the
+/// call fails with `EIO`.
 pub trait KfdService: Send + Sync + 'static {
     /// Says what stands at `path`: absolute, lexically normalised, not resolved (the front end
     /// follows the links that the service returns). Called on every open, stat, access, readlink and
@@ -141,7 +148,10 @@ pub trait KfdService: Send + Sync + 'static {
     /// The last descriptor of this open file description in this process is gone.
     fn release(&self, file: FileId);
 
-    /// The process forked and this is the child: the service's state belongs to the parent, so
-    /// every later call on files of before must fail as the kernel does it (`EBADF`).
+    /// The process forked and this is the child: the service's state belongs to the parent. It is
+    /// called once, in the child, with other threads gone and any lock possibly held for ever, so it
+    /// touches atomics at most. It is the last call that this service gets in the child: the front end
+    /// answers calls on files of before with `EBADF` itself, as the kernel does, releases none of
+    /// them, and makes a new service when the child first names a path of it.
     fn forked(&self);
 }
