@@ -1,0 +1,42 @@
+//! Bounds that both sides know. Every length that a peer names is checked against one of these
+//! before anything is allocated or copied.
+
+/// Largest request frame in bytes, header included. A frame is one datagram of a unix socket pair between
+/// daemon and worker; 128 KiB stays below the kernel's default socket buffer (212,992 bytes).
+pub const MAX_FRAME_BYTES: usize = 128 * 1024;
+
+/// Largest answer frame in bytes, header included.
+pub const MAX_ANSWER_BYTES: usize = 128 * 1024;
+
+/// Most requests in one frame.
+pub const MAX_REQUESTS_PER_FRAME: usize = 64;
+
+/// Most GPUs that a VM can have; bounds every list of `gpu_id`s on the wire. KFD's own bound on
+/// topology nodes is larger, but no machine has more GPU nodes (8 boards of 8 partitions).
+pub const MAX_GPUS: usize = 64;
+
+/// Most events in one wait (`KFD_SIGNAL_EVENT_LIMIT` in kfd_ioctl.h).
+pub const MAX_WAIT_EVENTS: usize = 4096;
+
+/// Most bytes of topology in one answer.
+pub const MAX_TOPOLOGY_CHUNK: usize = 64 * 1024;
+
+/// Largest whole topology archive that a client accepts, in bytes.
+pub const MAX_TOPOLOGY_BYTES: usize = 8 * 1024 * 1024;
+
+/// Most bytes of one `AMDGPU_INFO` answer (`struct drm_amdgpu_info_device` has under 500).
+pub const MAX_RENDER_INFO_BYTES: usize = 4096;
+
+/// Most entries of the tile configuration tables (`GB_TILE_MODE`, `GB_MACROTILE_MODE`: 32 and 16 registers).
+pub const MAX_TILE_CONFIGS: usize = 64;
+
+/// Rings of a context: ring 0 is the control ring, the others carry calls that block
+/// (virtio-gpu allows 64 rings for each context).
+pub const MAX_RINGS: u32 = 64;
+
+/// The ring for calls that do not block.
+pub const CONTROL_RING: u8 = 0;
+
+/// Most runs of guest-physical memory behind one blob after merging neighbours. Each is one mapping in the
+/// worker, whose bound is `vm.max_map_count` (65,530 by default).
+pub const MAX_BLOB_RUNS: usize = 32 * 1024;
