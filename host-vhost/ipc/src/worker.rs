@@ -1,0 +1,165 @@
+//! Device <-> worker.
+//!
+//! The worker answers every message that has a ticket, exactly once, in any order across rings and in order
+//! within a ring. The end of the channel ends the worker.
+
+use serde::{Deserialize, Serialize};
+
+/// A contiguous piece of guest memory: `len` bytes at `offset` of the file of region `region`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Id given with [`ToWorker::AddRegion`].
+    pub region: u32,
+    /// Offset from the region's start, in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Length in bytes; a multiple of the page size, not 0.
+    pub len: u64,
+}
+
+/// Most runs in one [`ToWorker::AttachBlob`]; longer lists come in pieces.
+pub const MAX_RUNS_PER_MESSAGE: usize = 4096;
+
+/// What a worker may do, set by the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Which GPUs of the host the VM sees; empty for all. Forms: `all`, an index (`0`: first GPU node), `gpu_id:N`,
+    /// `renderD128`, a PCI address (`0000:03:00.0`), `uuid:HEX` or `gfx906`.
+    pub gpus: Vec<String>,
+    /// Most bytes of VRAM of this context, or no limit.
+    pub vram_limit: Option<u64>,
+    /// Most bytes of guest memory that are given to the GPU, or no limit.
+    pub guest_memory_limit: Option<u64>,
+    /// Most buffers.
+    pub max_buffers: u32,
+    /// Most runs of guest memory that are mapped in the worker, over all blobs.
+    pub max_runs: u32,
+    /// Name of the context for logs.
+    pub name: String,
+}
+
+/// Device to worker. Descriptors: [`ToWorker::AddRegion`] has one, the region's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToWorker<'a> {
+    /// First message: open KFD, read the topology, apply the settings. Answered by [`FromWorker::Ready`] or
+    /// [`FromWorker::Failed`].
+    Start(Settings),
+    /// A region of guest memory.
+    AddRegion {
+        /// Chosen by the device, never reused.
+        region: u32,
+        /// Where the region starts in the file, in bytes.
+        file_offset: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The region is gone: buffers on it are taken from the GPU and unmapped. Answered by [`FromWorker::Done`].
+    RemoveRegion {
+        /// The region.
+        region: u32,
+        /// For the answer.
+        ticket: u64,
+    },
+    /// A GUEST blob of this context, or a further piece of its list of runs.
+    AttachBlob {
+        /// virtio-gpu resource id.
+        resource: u32,
+        /// Bytes of the whole blob: the sum of all runs.
+        size: u64,
+        /// Number of the first run of this piece.
+        first_run: u32,
+        /// Runs of the whole blob.
+        total_runs: u32,
+        /// The piece.
+        runs: Vec<Run>,
+    },
+    /// The guest gives the blob's pages back: buffers on it are taken from the GPU, unmapped and freed.
+    /// Answered by [`FromWorker::Done`] when nothing of the host touches the pages any more.
+    DetachBlob {
+        /// virtio-gpu resource id.
+        resource: u32,
+        /// For the answer.
+        ticket: u64,
+    },
+    /// A request frame whose structure the device has checked. Answered by [`FromWorker::Answer`].
+    Frame {
+        /// Ring that it came on.
+        ring: u8,
+        /// For the answer.
+        ticket: u64,
+        /// The frame.
+        #[serde(borrow)]
+        bytes: &'a [u8],
+    },
+    /// Asks for the memory of a buffer, to be mapped into the guest. Answered by [`FromWorker::Exported`].
+    Export {
+        /// For the answer.
+        ticket: u64,
+        /// [`virtio_kfd_protocol::Handle`] as a number.
+        handle: u64,
+        /// Bytes that the guest wants to see.
+        size: u64,
+    },
+}
+
+/// Caching of exported memory, as virtio-gpu's `map_info` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Caching {
+    /// `VIRTIO_GPU_MAP_CACHE_CACHED`
+    Cached,
+    /// `VIRTIO_GPU_MAP_CACHE_UNCACHED`
+    Uncached,
+    /// `VIRTIO_GPU_MAP_CACHE_WC`
+    WriteCombining,
+}
+
+/// Memory of a buffer in a file that travels beside the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedMemory {
+    /// Offset in the file in bytes, a multiple of the page size.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// How the guest should map it.
+    pub caching: Caching,
+}
+
+/// Worker to device. Descriptors: a successful [`FromWorker::Exported`] has one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromWorker<'a> {
+    /// The worker is set up and sandboxed.
+    Ready {
+        /// KFD interface version.
+        kfd_major: u32,
+        /// KFD interface version.
+        kfd_minor: u32,
+        /// GPUs that the settings select.
+        gpu_count: u32,
+    },
+    /// The worker cannot start, and ends. One sentence for the operator.
+    Failed {
+        /// The sentence.
+        message: String,
+    },
+    /// The answer to a frame.
+    Answer {
+        /// The frame's ring.
+        ring: u8,
+        /// The frame's ticket.
+        ticket: u64,
+        /// The answer frame.
+        #[serde(borrow)]
+        bytes: &'a [u8],
+    },
+    /// Something with a ticket is done.
+    Done {
+        /// The ticket.
+        ticket: u64,
+    },
+    /// Answer to an export.
+    Exported {
+        /// The ticket.
+        ticket: u64,
+        /// The memory, or the errno why not.
+        memory: Result<ExportedMemory, i32>,
+    },
+}
