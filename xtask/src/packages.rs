@@ -1,0 +1,27 @@
+//! `cargo xtask packages`: fill the cache with the package sets.
+
+use anyhow::Result;
+use virtio_kfd_images::{Cache, Fetcher, recipe};
+
+/// Options of `cargo xtask packages`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Sets to fetch; all of them when none is named.
+    sets: Vec<String>,
+    /// Ask the mirror for newer versions even if the cache has the set.
+    #[arg(long)]
+    refresh: bool,
+}
+
+/// Fetches the sets and prints where each lies.
+pub fn run(options: &Options) -> Result<()> {
+    let cache = Cache::open()?;
+    let mut fetcher = Fetcher::new(&cache, options.refresh);
+    let sets =
+        if options.sets.is_empty() { recipe::all()?.into_keys().collect() } else { options.sets.clone() };
+    for set in sets {
+        let found = fetcher.ensure(&set)?;
+        println!("{set}: {}", found.root().display());
+    }
+    Ok(())
+}
