@@ -1,0 +1,69 @@
+//! How frames and blobs reach the host.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use thiserror::Error;
+use virtio_kfd_protocol::{Capset, GuestVa, Handle, ResourceId};
+
+/// Why a transport failed.
+#[derive(Debug, Error)]
+pub enum TransportError {
+    /// No device speaks virtio-kfd here.
+    #[error("no virtio-kfd device: {0}")]
+    NoDevice(String),
+    /// The device speaks another version or protocol.
+    #[error(transparent)]
+    Handshake(#[from] virtio_kfd_protocol::HandshakeError),
+    /// A system call on the device failed.
+    #[error("{call} ({detail}): {error}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What it was about: argument, found, expected.
+        detail: String,
+        /// Its error.
+        error: io::Error,
+    },
+    /// The host is gone, or has ended this context.
+    #[error("the connection to the host is lost: {0}")]
+    Lost(String),
+    /// The transport or the VMM cannot do this.
+    #[error("not supported here: {0}")]
+    NotSupported(&'static str),
+}
+
+/// Result of a transport call.
+pub type Result<T> = core::result::Result<T, TransportError>;
+
+/// A blob: memory that guest and host share. Dropping it closes the guest's handle; the memory itself lives as
+/// long as it is mapped somewhere (the host sees the release at the last unmap).
+pub trait Blob: Send + Sync {
+    /// Its virtio-gpu resource id.
+    fn resource(&self) -> ResourceId;
+    /// Bytes, a multiple of the page size.
+    fn size(&self) -> u64;
+    /// Maps `length` bytes from `offset` at exactly `address`, over whatever is mapped there (the caller reserved
+    /// it), shared and with these `PROT_*`. The mapping stays when the blob is dropped.
+    fn map_fixed(&self, address: GuestVa, offset: u64, length: u64, protection: i32) -> Result<()>;
+}
+
+/// A way to the host. One object is one virtio-gpu context, which is one guest process.
+pub trait Transport: Send + Sync {
+    /// The host's capset, read before the context was made.
+    fn capset(&self) -> &Capset;
+
+    /// Sends a frame on a ring and returns when its fence has completed (the answer then stands in the blob that
+    /// the frame names) or the connection is lost. Frames of one ring complete in order; rings do not wait for
+    /// each other. Signals that interrupt the wait are waited through.
+    fn submit_and_wait(&self, ring: u8, frame: &[u8]) -> Result<()>;
+
+    /// Makes a GUEST blob: memory of the guest, of `size` bytes, a multiple of the page size.
+    fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>>;
+
+    /// Makes a HOST3D blob that shows the memory of a buffer.
+    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>>;
+
+    /// The descriptor of the device, where there is one.
+    fn device(&self) -> Option<BorrowedFd<'_>>;
+}
