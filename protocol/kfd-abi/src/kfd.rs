@@ -107,3 +107,9 @@ ioctls! {
     /// Profiler control.
     PROFILER = 0x28, ReadWrite, ProfilerArgs, since 23;
 }
+
+/// `AMDKFD_COMMAND_END` of an interface minor: one past its last ioctl number. A number from there on is ENOTTY.
+pub fn command_end(minor: u32) -> u8 {
+    let last = IOCTLS.iter().filter(|ioctl| ioctl.since_minor <= minor).map(|ioctl| ioctl.nr).max();
+    last.map_or(crate::version::AMDKFD_COMMAND_START, |nr| nr.saturating_add(1))
+}

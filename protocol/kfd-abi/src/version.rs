@@ -6,7 +6,7 @@
 //! (`kfd_ioctl`, drivers/gpu/drm/amd/amdkfd/kfd_chardev.c). So a struct that grew works with both older
 //! and newer callers, and new fields mean nothing when zero.
 
-use crate::layout::{Since::KfdMinor, abi_consts, abi_structs};
+use crate::layout::{abi_consts, abi_structs};
 
 abi_structs! {
     /// Structs of this module for the header check.
@@ -29,10 +29,8 @@ abi_consts! {
         KFD_IOCTL_MAJOR_VERSION = 1;
     }
     Macro u8 {
-        /// First valid ioctl number.
+        /// First valid ioctl number; for the end see [`crate::kfd::command_end`].
         AMDKFD_COMMAND_START = 0x01;
-        /// One past the last valid ioctl number in the newest known header; 0x27 at minor 13 to 18.
-        AMDKFD_COMMAND_END = 0x29, since(KfdMinor(minor::PROFILER));
     }
 }
 

@@ -6,6 +6,8 @@ use crate::layout::{Since::Defined, abi_consts, abi_flags, abi_structs};
 const GFX11: crate::layout::Since = Defined("AMDGPU_INFO_MAX_IBS");
 /// Headers with user queues.
 const USERQ: crate::layout::Since = Defined("DRM_AMDGPU_USERQ");
+/// Headers with the number of user queue slots, which came after the queues.
+const USERQ_SLOTS: crate::layout::Since = Defined("DRM_AMDGPU_GEM_LIST_HANDLES");
 
 abi_structs! {
     /// Structs of this module for the header check.
@@ -32,6 +34,7 @@ abi_structs! {
 
     /// Answer to [`AMDGPU_INFO_DEV_INFO`]. Older kernels and callers know a prefix: 368 bytes up to
     /// `tcc_disabled_mask`, 384 with the minimum clocks, 432 with GFX11's caches, 440 with shadow and CSA sizes.
+    /// Callers built with libdrm 2.4.134 ask for 448; the last 8 bytes stay as they are.
     struct InfoDevice = "struct drm_amdgpu_info_device", size 440, size_since(GFX11) {
         /// PCI device id.
         device_id: u32 = 0;
@@ -206,7 +209,7 @@ abi_structs! {
     }
 
     /// Answer to [`AMDGPU_INFO_HW_IP_INFO`]. 32 bytes without the last two fields.
-    struct InfoHwIp = "struct drm_amdgpu_info_hw_ip", size 40, size_since(USERQ) {
+    struct InfoHwIp = "struct drm_amdgpu_info_hw_ip", size 40, size_since(USERQ_SLOTS) {
         /// Major version.
         hw_ip_version_major: u32 = 0;
         /// Minor version.
@@ -222,7 +225,7 @@ abi_structs! {
         /// Version by IP discovery: major, minor, revision in bits 16, 8, 0; padding in older headers.
         ip_discovery_version: u32 = 28, since(GFX11);
         /// Slots for user queues.
-        userq_num_slots: u32 = 32, since(USERQ);
+        userq_num_slots: u32 = 32, since(USERQ_SLOTS);
         /// Padding, unnamed in C.
         pad as "": u32 = 36;
     }
@@ -389,7 +392,7 @@ abi_consts! {
         /// [`InfoDevice::family`]: GFX10 dGPUs.
         AMDGPU_FAMILY_NV = 143;
         /// [`InfoDevice::family`]: GFX11 dGPUs.
-        AMDGPU_FAMILY_GC_11_0_0 = 145;
+        AMDGPU_FAMILY_GC_11_0_0 = 145, since(Defined("AMDGPU_FAMILY_GC_11_0_0"));
         /// [`InfoDevice::family`]: GFX12 dGPUs.
         AMDGPU_FAMILY_GC_12_0_0 = 152, since(Defined("AMDGPU_FAMILY_GC_12_0_0"));
         /// [`InfoDevice::vram_type`]: unknown.
@@ -445,6 +448,6 @@ abi_flags! {
         /// Bits of the memory type.
         MTYPE_MASK = 0xf << 5;
         /// Do not allocate in the infinity cache.
-        PAGE_NOALLOC = 1 << 9;
+        PAGE_NOALLOC = 1 << 9, since(Defined("AMDGPU_VM_PAGE_NOALLOC"));
     }
 }
