@@ -1,1 +1,34 @@
-//! Being built.
+//! The harness of the behaviour tests: QEMU guests with an agent inside, and the artifacts that go into them.
+//!
+//! A test that cannot run where it is prints why and returns; [`skip!`](crate::skip) does both, and the line that it
+//! prints is what `cargo xtask test` counts.
+
+pub mod accel;
+pub mod artifacts;
+pub mod guest;
+pub mod qemu;
+pub mod vm;
+
+pub use artifacts::Artifacts;
+pub use guest::{Command, Guest, Output};
+pub use vm::{Vm, VmBuilder};
+
+/// Prints `SKIP: ` and the reason, and returns from the test.
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        println!("SKIP: {}", format_args!($($reason)*));
+        return;
+    }};
+}
+
+/// The value of a `Result`, or a return from the test with a skip line that says why there is none.
+#[macro_export]
+macro_rules! need {
+    ($value:expr) => {
+        match $value {
+            Ok(value) => value,
+            Err(reason) => $crate::skip!("{reason:#}"),
+        }
+    };
+}

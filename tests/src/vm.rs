@@ -1,0 +1,326 @@
+//! Virtual machines: built, booted to the agent, and never left behind.
+
+use std::fs::File;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use virtio_kfd_images::Archive;
+
+use crate::accel::Accel;
+use crate::artifacts::Artifacts;
+use crate::guest::Guest;
+
+/// Describes a virtual machine; [`VmBuilder::boot`] starts it.
+#[derive(Debug)]
+pub struct VmBuilder {
+    artifacts: Artifacts,
+    overlay: Archive,
+    memory_mib: u32,
+    cpus: u32,
+    limit: Duration,
+    accel: Option<Accel>,
+    modules: Vec<String>,
+    parameters: Vec<String>,
+    vhost_user: Option<PathBuf>,
+    arguments: Vec<String>,
+}
+
+impl VmBuilder {
+    /// A machine with 2 CPUs, 1 GiB of memory, no GPU, no modules, and 5 minutes to live.
+    ///
+    /// # Errors
+    /// The agent has not been built.
+    pub fn new(artifacts: &Artifacts) -> Result<Self> {
+        Ok(Self {
+            artifacts: artifacts.clone(),
+            overlay: artifacts.overlay()?,
+            memory_mib: 1024,
+            cpus: 2,
+            limit: Duration::from_secs(300),
+            accel: None,
+            modules: Vec::new(),
+            parameters: Vec::new(),
+            vhost_user: None,
+            arguments: Vec::new(),
+        })
+    }
+
+    /// The part of the image that belongs to this machine; files can be added to it.
+    pub fn overlay(&mut self) -> &mut Archive {
+        &mut self.overlay
+    }
+
+    /// Memory in MiB.
+    pub fn memory_mib(mut self, memory: u32) -> Self {
+        self.memory_mib = memory;
+        self
+    }
+
+    /// Number of virtual CPUs.
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// The whole life of the machine; it is killed afterwards.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Sets the accelerator; by default the one that works here is found out.
+    pub fn accel(mut self, accel: Accel) -> Self {
+        self.accel = Some(accel);
+        self
+    }
+
+    /// Loads a kernel module of the image (with what it needs) before the agent starts.
+    pub fn module(mut self, name: &str) -> Self {
+        self.modules.push(name.to_owned());
+        self
+    }
+
+    /// Adds a kernel parameter.
+    pub fn parameter(mut self, parameter: &str) -> Self {
+        self.parameters.push(parameter.to_owned());
+        self
+    }
+
+    /// Adds a virtio-gpu device (virtio id 16) that the vhost-user back-end listening at `socket` serves, and loads its
+    /// driver.
+    pub fn vhost_user_gpu(mut self, socket: &Path) -> Self {
+        self.vhost_user = Some(socket.to_owned());
+        self.module("virtio_gpu")
+    }
+
+    /// Adds an argument of QEMU.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Starts the machine and waits for its agent.
+    ///
+    /// # Errors
+    /// Artifacts that are not there, or a guest that ends or does not come up within its limit; the message carries the
+    /// end of its console and of QEMU's output.
+    pub fn boot(self) -> Result<Guest> {
+        let qemu = self.artifacts.qemu()?;
+        let image = self.artifacts.image()?;
+        let accel = match self.accel {
+            Some(accel) => accel,
+            None => Accel::choose(self.artifacts.cache(), &qemu, image.kernel())?,
+        };
+        let directory =
+            tempfile::Builder::new().prefix("kfd-vm-").tempdir().context("temporary directory")?;
+        let place = |name: &str| directory.path().join(name);
+        let initrd = place("initrd");
+        image.with_overlay(&self.overlay, &initrd)?;
+        let socket = place("agent");
+        let listener =
+            UnixListener::bind(&socket).with_context(|| format!("listen at {}", socket.display()))?;
+
+        let mut command = qemu.command();
+        command.args(accel.arguments());
+        command.args(["-M", "q35,memory-backend=memory", "-smp"]).arg(self.cpus.to_string());
+        command.args(["-m", &format!("{}M", self.memory_mib), "-object"]);
+        command.arg(format!("memory-backend-memfd,id=memory,size={}M,share=on", self.memory_mib));
+        command.arg("-kernel").arg(image.kernel()).arg("-initrd").arg(&initrd);
+        let mut parameters = format!("console=ttyS0 panic=-1 kfd.modules={}", self.modules.join(","));
+        for parameter in &self.parameters {
+            parameters.push(' ');
+            parameters.push_str(parameter);
+        }
+        command.arg("-append").arg(parameters);
+        command.arg("-serial").arg(format!("file:{}", place("console").display()));
+        command.args(["-device", "virtio-serial-pci", "-chardev"]);
+        command.arg(format!("socket,id=agent,path={}", socket.display()));
+        command.args(["-device", &format!("virtserialport,chardev=agent,name={}", kfd_agent::wire::PORT)]);
+        if let Some(backend) = &self.vhost_user {
+            command.arg("-chardev").arg(format!("socket,id=gpu,path={}", backend.display()));
+            command.args([
+                "-device",
+                "vhost-user-test-device-pci,chardev=gpu,virtio-id=16,num_vqs=2,vq_size=256,config_size=20",
+            ]);
+        }
+        command.args(&self.arguments);
+
+        let log = place("qemu.log");
+        let vm = Vm {
+            keeper: Some(Keeper::start(command, &log, self.limit)?),
+            console: place("console"),
+            log,
+            directory,
+        };
+        let connection = vm.accept(&listener, self.limit)?;
+        Guest::connect(connection, vm, self.limit)
+    }
+}
+
+/// A running virtual machine; it is killed when dropped.
+#[derive(Debug)]
+pub struct Vm {
+    keeper: Option<Keeper>,
+    console: PathBuf,
+    log: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl Vm {
+    /// Describes a new machine.
+    ///
+    /// # Errors
+    /// The agent has not been built.
+    pub fn builder(artifacts: &Artifacts) -> Result<VmBuilder> {
+        VmBuilder::new(artifacts)
+    }
+
+    /// What the guest printed on its serial console so far.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.console).unwrap_or_default()).into_owned()
+    }
+
+    /// What QEMU itself printed so far.
+    pub fn qemu_log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Process id of QEMU.
+    pub fn pid(&self) -> Option<u32> {
+        self.keeper.as_ref().map(|keeper| keeper.pid)
+    }
+
+    /// Whether QEMU still runs.
+    pub fn is_running(&self) -> bool {
+        self.keeper.as_ref().is_some_and(Keeper::is_running)
+    }
+
+    /// A directory that lives as long as the machine.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The ends of console and QEMU output, for messages.
+    pub fn report(&self) -> String {
+        let tail = |text: String, count: usize| {
+            let lines: Vec<&str> = text.lines().collect();
+            lines.get(lines.len().saturating_sub(count)..).unwrap_or_default().join("\n")
+        };
+        format!("--- QEMU:\n{}\n--- console:\n{}", tail(self.qemu_log(), 20), tail(self.console(), 60))
+    }
+
+    /// Waits until QEMU connects to the agent's socket, which it does before the guest starts.
+    fn accept(&self, listener: &UnixListener, limit: Duration) -> Result<UnixStream> {
+        listener.set_nonblocking(true).context("agent socket")?;
+        let start = Instant::now();
+        loop {
+            match listener.accept() {
+                Ok((connection, _)) => {
+                    connection.set_nonblocking(false).context("agent socket")?;
+                    return Ok(connection);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("accept QEMU's connection for the agent"),
+            }
+            if !self.is_running() || start.elapsed() > limit {
+                bail!("QEMU did not start the guest\n{}", self.report());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills the machine and returns what it printed on its console.
+    pub fn kill(mut self) -> String {
+        self.keeper = None;
+        self.console()
+    }
+}
+
+/// A process with a limited life, kept by a thread of its own.
+///
+/// The thread matters: the kernel kills the process when the thread that started it ends, which is meant for the death of
+/// the whole test program; a test's own thread may well end earlier.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pid: u32,
+    stop: Option<Sender<()>>,
+    ended: Receiver<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Starts `command` with its output in `log`; it is killed after `limit`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(mut command: Command, log: &Path, limit: Duration) -> Result<Self> {
+        let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
+        let errors = output.try_clone().context("duplicate a log file")?;
+        command.stdin(Stdio::null()).stdout(output).stderr(errors);
+        die_with_parent(&mut command);
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (started, start) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let begin = Instant::now();
+            let mut child = match command.spawn() {
+                Ok(child) => child,
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                    return;
+                }
+            };
+            let _ = started.send(Ok(child.id()));
+            while begin.elapsed() < limit && !matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+                if stopped.recv_timeout(Duration::from_millis(20)) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            // Both fail only when the process has ended and been waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+            drop(end);
+        });
+        let pid = start.recv().context("the thread that starts QEMU ended")?.context("start QEMU")?;
+        Ok(Self { pid, stop: Some(stop), ended, thread: Some(thread) })
+    }
+
+    fn is_running(&self) -> bool {
+        self.ended.try_recv() == Err(mpsc::TryRecvError::Empty)
+    }
+
+    /// Waits until the process ends by itself or its limit passes.
+    pub(crate) fn wait(&self) {
+        let _ = self.ended.recv();
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Makes the kernel kill the process when its parent thread ends.
+#[allow(
+    unsafe_code,
+    reason = "a hook between fork and exec is the only way to set a death signal without a helper"
+)]
+fn die_with_parent(command: &mut Command) {
+    // SAFETY: the hook runs in the forked child before exec. It makes one prctl system call through rustix, which takes
+    // no lock and allocates nothing, so it is sound even though other threads of the parent may have held locks.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+                .map_err(std::io::Error::from)
+        });
+    }
+}
