@@ -1,0 +1,88 @@
+//! What device files are for: `ioctl` and `mmap`.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_ulong, c_void};
+use std::os::fd::{AsRawFd, RawFd};
+
+use nix::errno::Errno;
+
+use crate::files::{self, DeviceFile, Kind, OpenFile};
+use crate::instance::Preload;
+use crate::kernel::{SavedErrno, kernel};
+use crate::service::{MapRequest, Result, UserPtr};
+use crate::table::Held;
+
+/// Requests that the kernel serves itself before a driver sees them (`do_vfs_ioctl()`) and that are about
+/// the descriptor: `asm-generic/ioctls.h`.
+const FIOCLEX: u32 = 0x5451;
+const FIONCLEX: u32 = 0x5450;
+const FIONBIO: u32 = 0x5421;
+
+/// `ioctl(2)`; `argument` is whatever stood in its place when the program passed none.
+///
+/// # Safety
+/// As `ioctl`. The argument is the request's business; the service reads it through
+/// [`crate::UserMemory`].
+pub unsafe fn ioctl(_: &Preload, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let saved = SavedErrno::now();
+    // The kernel takes an unsigned int.
+    let number = request as u32;
+    match device(fd) {
+        Some(held) if !matches!(number, FIOCLEX | FIONCLEX | FIONBIO) => saved.finish(
+            live(&held).and_then(|device| {
+                device.instance.call(|service| service.ioctl(device.file, number, UserPtr(argument as u64)))
+            }),
+            -1,
+        ),
+        _ => kernel!(SYS_ioctl, fd, request, argument) as c_int,
+    }
+}
+
+/// `mmap(2)`.
+///
+/// # Safety
+/// As `mmap`.
+pub unsafe fn mmap(
+    _: &Preload,
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let saved = SavedErrno::now();
+    let held = if flags & libc::MAP_ANONYMOUS == 0 { device(fd) } else { None };
+    let Some(held) = held else {
+        return kernel!(SYS_mmap, address, length, protection, flags, fd, offset) as *mut c_void;
+    };
+    let request = MapRequest {
+        // The bits as they are: the driver's encoding uses the sign bit.
+        offset: offset as u64,
+        length: length as u64,
+        protection,
+        flags,
+    };
+    let result = live(&held).and_then(|device| {
+        let source = device.instance.call(|service| service.mmap(device.file, &request))?;
+        let offset = i64::try_from(source.offset).map_err(|_| Errno::EINVAL)?;
+        let file = source.file.as_raw_fd();
+        let mapped = kernel!(SYS_mmap, address, length, protection, flags, file, offset);
+        if mapped == -1 { Err(Errno::last()) } else { Ok(mapped as *mut c_void) }
+    });
+    saved.finish(result, libc::MAP_FAILED)
+}
+
+/// The open file behind `fd` when it is a device of the service.
+fn device(fd: RawFd) -> Option<Held<OpenFile>> {
+    files::get(fd).filter(|held| matches!(held.kind, Kind::Device(_)))
+}
+
+/// The device file, unless another process opened it: amdkfd answers `EBADF` then (`kfd_ioctl()`,
+/// `kfd_mmap()`).
+fn live(held: &Held<OpenFile>) -> Result<&DeviceFile> {
+    match &held.kind {
+        Kind::Device(device) if device.instance.is_live() => Ok(device),
+        _ => Err(Errno::EBADF),
+    }
+}

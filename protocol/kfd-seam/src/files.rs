@@ -1,0 +1,205 @@
+//! The descriptors of this process that stand for something of the service's.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+use crate::attributes::Attributes;
+use crate::instance::{Instance, owns_tables};
+use crate::kernel::{errno, identity};
+use crate::service::{FileId, Result};
+use crate::table::{Held, Table};
+
+static FILES: Table<OpenFile> = Table::new();
+
+/// What a descriptor of the table stands for; copies of a descriptor share it.
+pub struct OpenFile {
+    /// What `fstat` says.
+    pub attributes: Attributes,
+    /// What it is.
+    pub kind: Kind,
+    /// Device and inode number of the kernel's file behind the descriptor. A descriptor can be closed and its
+    /// number given out again without a call of this library (`fclose`, a raw system call); then these
+    /// differ, and the number is no longer the service's.
+    identity: (u64, u64),
+}
+
+/// The kinds of open files that the front end remembers. Files with content are not among them: they are
+/// ordinary files of the kernel once they are open.
+pub enum Kind {
+    /// A device file.
+    Device(DeviceFile),
+    /// A directory, or anything opened with `O_PATH`: paths can begin here.
+    Place(PathBuf),
+}
+
+/// An open file description of the service, released when the last descriptor is gone and no call is in
+/// flight, like `struct file`.
+pub struct DeviceFile {
+    /// The service that opened it.
+    pub instance: &'static Instance,
+    /// The service's name for it.
+    pub file: FileId,
+}
+
+impl Drop for DeviceFile {
+    fn drop(&mut self) {
+        // In a forked child the parent still has it.
+        if self.instance.is_live() {
+            let _ = self.instance.call(|service| {
+                service.release(self.file);
+                Ok(())
+            });
+        }
+    }
+}
+
+/// What `fd` stands for, if it is still the file that was opened.
+pub fn get(fd: RawFd) -> Option<Held<OpenFile>> {
+    if !FILES.has(fd) {
+        return None;
+    }
+    let held = FILES.get(fd)?;
+    if identity(fd) == Some(held.identity) {
+        return Some(held);
+    }
+    if owns_tables() {
+        drop(FILES.take(fd));
+    }
+    None
+}
+
+/// Takes over `descriptor` as `kind` and returns its number.
+pub fn insert(descriptor: OwnedFd, attributes: Attributes, kind: Kind) -> Result<RawFd> {
+    let identity = identity(descriptor.as_raw_fd()).ok_or(Errno::EBADF)?;
+    let held = FILES.hold(OpenFile { attributes, kind, identity });
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(descriptor);
+    drop(FILES.set(fd, held));
+    Ok(fd)
+}
+
+/// Forgets `fd` before it is closed or replaced. What it stood for is to be dropped when that is done, or
+/// [`restore`]d when it failed.
+pub fn forget(fd: RawFd) -> Option<Held<OpenFile>> {
+    if FILES.has(fd) && owns_tables() { FILES.take(fd) } else { None }
+}
+
+/// Undoes [`forget`].
+pub fn restore(fd: RawFd, held: Option<Held<OpenFile>>) {
+    if let Some(held) = held {
+        drop(FILES.set(fd, held));
+    }
+}
+
+/// Forgets all from `first` to `last`.
+pub fn forget_range(first: u32, last: u32) {
+    if owns_tables() {
+        FILES.take_range(first, last);
+    }
+}
+
+/// The kernel gave out `copy` for the file of `fd`.
+pub fn copied(fd: RawFd, copy: RawFd) {
+    match get(fd) {
+        Some(held) if owns_tables() => drop(FILES.set(copy, held)),
+        _ => given_out(copy),
+    }
+}
+
+/// The kernel gave out `fd` for a file of its own.
+pub fn given_out(fd: RawFd) {
+    drop(forget(fd));
+}
+
+/// A file with `content` and mode 0444 that can be read, positioned and mapped and not written.
+pub fn content_file(content: &[u8], cloexec: bool) -> Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create(c"kfd-seam", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(errno)?;
+    let mut rest = content;
+    while !rest.is_empty() {
+        let written = rustix::io::write(&memory, rest).map_err(errno)?;
+        rest = rest.get(written..).ok_or(Errno::EIO)?;
+    }
+    rustix::fs::fchmod(&memory, Mode::RUSR | Mode::RGRP | Mode::ROTH).map_err(errno)?;
+    rustix::fs::fcntl_add_seals(
+        &memory,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )
+    .map_err(errno)?;
+    // A second open of the same memory has the access mode of the program's open and its position at the
+    // start. Without /proc the first one does: the seals keep it as it is.
+    let flags = if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    if let Ok(reopened) = rustix::fs::open(path, OFlags::RDONLY | flags, Mode::empty()) {
+        return Ok(reopened);
+    }
+    rustix::fs::seek(&memory, rustix::fs::SeekFrom::Start(0)).map_err(errno)?;
+    set_cloexec(&memory, cloexec)?;
+    Ok(memory)
+}
+
+/// A descriptor for a place of the service's: the real directory when there is one of that path and it is to
+/// show through, else one that is good for nothing by itself.
+pub fn place_file(path: &std::path::Path, real: bool, cloexec: bool) -> Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
+    let opened = if real {
+        rustix::fs::open(path.as_os_str().as_bytes(), OFlags::RDONLY | flags, Mode::empty()).ok()
+    } else {
+        None
+    };
+    match opened {
+        Some(descriptor) => Ok(descriptor),
+        None => rustix::fs::open("/", OFlags::PATH | flags, Mode::empty()).map_err(errno),
+    }
+}
+
+/// Sets or clears `FD_CLOEXEC`.
+pub fn set_cloexec(descriptor: &OwnedFd, cloexec: bool) -> Result<()> {
+    let flags = if cloexec { rustix::io::FdFlags::CLOEXEC } else { rustix::io::FdFlags::empty() };
+    rustix::io::fcntl_setfd(descriptor, flags).map_err(errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+
+    #[test]
+    fn a_content_file_reads_and_does_not_write() {
+        let mut file = File::from(content_file(b"gfx_target_version 90006\n", true).unwrap());
+        let metadata = file.metadata().unwrap();
+        assert_eq!((metadata.mode(), metadata.len()), (libc::S_IFREG | 0o444, 25));
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "gfx_target_version 90006\n");
+        file.rewind().unwrap();
+        let mut start = [0; 3];
+        file.read_exact_at(&mut start, 0).unwrap();
+        assert_eq!(&start, b"gfx");
+        let error = file.write(b"x").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        assert!(file.set_len(0).is_err());
+    }
+
+    #[test]
+    fn an_empty_content_file_is_at_its_end() {
+        let mut text = String::new();
+        File::from(content_file(b"", false).unwrap()).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "");
+    }
+
+    #[test]
+    fn a_place_without_a_real_directory_still_opens() {
+        let place = place_file(std::path::Path::new("/no/such/directory"), true, true).unwrap();
+        assert_eq!(identity(place.as_raw_fd()), {
+            let root = std::fs::metadata("/").unwrap();
+            Some((root.dev(), root.ino()))
+        });
+    }
+}
