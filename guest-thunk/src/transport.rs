@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use thiserror::Error;
 use virtio_kfd_protocol::{Capset, GuestVa, Handle, ResourceId};
@@ -36,29 +37,35 @@ pub enum TransportError {
 /// Result of a transport call.
 pub type Result<T> = core::result::Result<T, TransportError>;
 
-/// A blob: memory that guest and host share. Dropping it closes the guest's handle; the memory itself lives as
-/// long as it is mapped somewhere (the host sees the release at the last unmap).
+/// A blob: memory that guest and host share.
+///
+/// Drop it when nothing maps it any more and the host has freed the buffers on it: dropping gives the memory back.
+/// (With virtgpu the kernel keeps the memory until the last unmap; loop-back cannot see an unmap.) In a forked child,
+/// dropping does nothing, for the blob is the parent's.
 pub trait Blob: Send + Sync {
     /// Its virtio-gpu resource id.
     fn resource(&self) -> ResourceId;
     /// Bytes, a multiple of the page size.
     fn size(&self) -> u64;
     /// Maps `length` bytes from `offset` at exactly `address`, over whatever is mapped there (the caller reserved
-    /// it), shared and with these `PROT_*`. The mapping stays when the blob is dropped.
+    /// it), shared and with these `PROT_*`. All three are multiples of the page size.
     fn map_fixed(&self, address: GuestVa, offset: u64, length: u64, protection: i32) -> Result<()>;
 }
 
 /// A way to the host. One object is one virtio-gpu context, which is one guest process.
+///
+/// In a forked child every method fails and none takes a lock: the context is the parent's.
 pub trait Transport: Send + Sync {
     /// The host's capset, read before the context was made.
     fn capset(&self) -> &Capset;
 
     /// Sends a frame on a ring and returns when its fence has completed (the answer then stands in the blob that
-    /// the frame names) or the connection is lost. Frames of one ring complete in order; rings do not wait for
-    /// each other. Signals that interrupt the wait are waited through.
-    fn submit_and_wait(&self, ring: u8, frame: &[u8]) -> Result<()>;
+    /// the frame names) or the connection is lost, which it also is when the fence has not completed after `limit`.
+    /// Frames of one ring complete in order; rings do not wait for each other. Signals that interrupt the wait
+    /// are waited through. An error other than [`TransportError::Lost`] means that the frame was not sent.
+    fn submit_and_wait(&self, ring: u8, frame: &[u8], limit: Duration) -> Result<()>;
 
-    /// Makes a GUEST blob: memory of the guest, of `size` bytes, a multiple of the page size.
+    /// Makes a GUEST blob: zeroed memory of the guest, of `size` bytes, a multiple of the page size.
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>>;
 
     /// Makes a HOST3D blob that shows the memory of a buffer.
@@ -66,4 +73,8 @@ pub trait Transport: Send + Sync {
 
     /// The descriptor of the device, where there is one.
     fn device(&self) -> Option<BorrowedFd<'_>>;
+
+    /// For a forked child: closes the inherited descriptors, so that the parent's context ends with the parent.
+    /// Only async-signal-safe calls, so an atfork handler may use it. Does nothing in the process that connected.
+    fn abandon(&self);
 }
