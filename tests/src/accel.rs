@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use virtio_kfd_images::Cache;
 
+use crate::process::Keeper;
 use crate::qemu::Qemu;
-use crate::vm::Keeper;
 
 /// Chooses the accelerator without a probe: `kvm` or `tcg`.
 pub const ACCEL_VARIABLE: &str = "VIRTIO_KFD_ACCEL";

@@ -6,11 +6,13 @@
 pub mod accel;
 pub mod artifacts;
 pub mod guest;
+pub mod process;
 pub mod qemu;
 pub mod vm;
 
 pub use artifacts::Artifacts;
 pub use guest::{Command, Guest, Output};
+pub use process::Keeper;
 pub use vm::{Vm, VmBuilder};
 
 /// Prints `SKIP: ` and the reason, and returns from the test.

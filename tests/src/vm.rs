@@ -1,11 +1,7 @@
 //! Virtual machines: built, booted to the agent, and never left behind.
 
-use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +10,7 @@ use virtio_kfd_images::Archive;
 use crate::accel::Accel;
 use crate::artifacts::Artifacts;
 use crate::guest::Guest;
+use crate::process::{Keeper, tail};
 
 /// Describes a virtual machine; [`VmBuilder::boot`] starts it.
 #[derive(Debug)]
@@ -192,7 +189,7 @@ impl Vm {
 
     /// Process id of QEMU.
     pub fn pid(&self) -> Option<u32> {
-        self.keeper.as_ref().map(|keeper| keeper.pid)
+        self.keeper.as_ref().map(Keeper::pid)
     }
 
     /// Whether QEMU still runs.
@@ -207,11 +204,7 @@ impl Vm {
 
     /// The ends of console and QEMU output, for messages.
     pub fn report(&self) -> String {
-        let tail = |text: String, count: usize| {
-            let lines: Vec<&str> = text.lines().collect();
-            lines.get(lines.len().saturating_sub(count)..).unwrap_or_default().join("\n")
-        };
-        format!("--- QEMU:\n{}\n--- console:\n{}", tail(self.qemu_log(), 20), tail(self.console(), 60))
+        format!("--- QEMU:\n{}\n--- console:\n{}", tail(&self.qemu_log(), 20), tail(&self.console(), 60))
     }
 
     /// Waits until QEMU connects to the agent's socket, which it does before the guest starts.
@@ -238,89 +231,5 @@ impl Vm {
     pub fn kill(mut self) -> String {
         self.keeper = None;
         self.console()
-    }
-}
-
-/// A process with a limited life, kept by a thread of its own.
-///
-/// The thread matters: the kernel kills the process when the thread that started it ends, which is meant for the death of
-/// the whole test program; a test's own thread may well end earlier.
-#[derive(Debug)]
-pub(crate) struct Keeper {
-    pid: u32,
-    stop: Option<Sender<()>>,
-    ended: Receiver<()>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Keeper {
-    /// Starts `command` with its output in `log`; it is killed after `limit`.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub(crate) fn start(mut command: Command, log: &Path, limit: Duration) -> Result<Self> {
-        let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
-        let errors = output.try_clone().context("duplicate a log file")?;
-        command.stdin(Stdio::null()).stdout(output).stderr(errors);
-        die_with_parent(&mut command);
-        let (stop, stopped) = mpsc::channel::<()>();
-        let (started, start) = mpsc::channel();
-        let (end, ended) = mpsc::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            let begin = Instant::now();
-            let mut child = match command.spawn() {
-                Ok(child) => child,
-                Err(error) => {
-                    let _ = started.send(Err(error));
-                    return;
-                }
-            };
-            let _ = started.send(Ok(child.id()));
-            while begin.elapsed() < limit && !matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
-                if stopped.recv_timeout(Duration::from_millis(20)) != Err(RecvTimeoutError::Timeout) {
-                    break;
-                }
-            }
-            // Both fail only when the process has ended and been waited for.
-            let _ = child.kill();
-            let _ = child.wait();
-            drop(end);
-        });
-        let pid = start.recv().context("the thread that starts QEMU ended")?.context("start QEMU")?;
-        Ok(Self { pid, stop: Some(stop), ended, thread: Some(thread) })
-    }
-
-    fn is_running(&self) -> bool {
-        self.ended.try_recv() == Err(mpsc::TryRecvError::Empty)
-    }
-
-    /// Waits until the process ends by itself or its limit passes.
-    pub(crate) fn wait(&self) {
-        let _ = self.ended.recv();
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Makes the kernel kill the process when its parent thread ends.
-#[allow(
-    unsafe_code,
-    reason = "a hook between fork and exec is the only way to set a death signal without a helper"
-)]
-fn die_with_parent(command: &mut Command) {
-    // SAFETY: the hook runs in the forked child before exec. It makes one prctl system call through rustix, which takes
-    // no lock and allocates nothing, so it is sound even though other threads of the parent may have held locks.
-    unsafe {
-        command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-                .map_err(std::io::Error::from)
-        });
     }
 }
