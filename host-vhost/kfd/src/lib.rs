@@ -1,1 +1,29 @@
-//! Being built.
+//! `/dev/kfd` and its render nodes, called through libc.
+//!
+//! One method for each ioctl, with typed arguments and without pointers in its signature: this crate is the only
+//! place on the host side that makes an ioctl or maps guest memory. Everything goes through the libc symbols
+//! (`open`, `ioctl`, `mmap`, `opendir`, `read`), so that the KFD model can stand under a process by preload
+//! and the process has one KFD path in both cases.
+//!
+//! Nothing here knows of a guest. A CPU address is passed to the kernel only where a [`mapping::GuestMapping`]
+//! owns it.
+
+#![deny(clippy::arithmetic_side_effects)]
+
+mod call;
+mod error;
+mod event;
+pub mod kfd;
+pub mod mapping;
+mod memory;
+mod process;
+pub mod render;
+pub mod topology;
+
+pub use error::KfdError;
+pub use event::{NewEvent, WaitOutcome};
+pub use kfd::{Kfd, Version};
+pub use mapping::GuestMapping;
+pub use memory::{Allocation, KfdHandle, MapOutcome, NewBuffer};
+pub use process::{Clocks, PolicyRequest, TileConfig};
+pub use render::{DriverVersion, RenderNode};
