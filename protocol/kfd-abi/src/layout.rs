@@ -88,13 +88,14 @@ macro_rules! c_name {
 pub(crate) use c_name;
 
 /// Defines `repr(C)` structs without hidden padding, with checked size and offsets, and a table of them.
+/// `pack N` is C's `#pragma pack(N)`.
 macro_rules! abi_structs {
     (
         $(#[$table_meta:meta])*
         pub const $table:ident;
         $(
             $(#[$meta:meta])*
-            struct $name:ident = $c:literal, size $size:literal
+            struct $name:ident = $c:literal, size $size:literal $(, pack $pack:tt)?
                 $(, since($since:expr))? $(, size_since($size_since:expr))? {
                 $(
                     $(#[$field_meta:meta])*
@@ -106,8 +107,7 @@ macro_rules! abi_structs {
         $(
             $(#[$meta])*
             #[doc = concat!("\n\nC: `", $c, "`, ", stringify!($size), " bytes.")]
-            #[doc(alias = $c)]
-            #[repr(C)]
+            #[repr(C $(, packed($pack))?)]
             #[derive(
                 Clone, Copy, Debug, PartialEq, Eq,
                 zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,

@@ -16,7 +16,7 @@ use kfd_abi::layout::{self, Since};
 use kfd_abi::{HEADERS, Header, kfd, version};
 
 mod header_check;
-use header_check::{Probe, check, compiler, const_probes, roots, struct_probes};
+use header_check::{HEADER_DIRS, Probe, check, compiler, const_probes, roots, struct_probes};
 
 const KFD_HEADER: &str = "linux/kfd_ioctl.h";
 
@@ -151,22 +151,24 @@ fn headers_agree() {
     };
     let (roots, named) = roots();
     let mut wrong = Vec::new();
+    let mut checked = 0;
     for root in &roots {
         let mut found = false;
         for header in HEADERS {
             for path in candidates(root, header.include) {
                 found = true;
+                checked += 1;
                 wrong.extend(differences(&cc, root, header, &path));
             }
         }
         if !found {
-            assert!(!named, "{}: has none of the headers", root.display());
             println!(
                 "SKIPPED: no linux/kfd_ioctl.h nor DRM headers in {} (Debian: apt install linux-libc-dev libdrm-dev)",
                 root.display()
             );
         }
     }
+    assert!(checked > 0 || !named, "none of the directories in {HEADER_DIRS} has any of the headers");
     assert!(wrong.is_empty(), "headers differ:\n{}", wrong.join("\n"));
 }
 

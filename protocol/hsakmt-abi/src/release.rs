@@ -1,0 +1,20 @@
+//! ROCm releases of the library, as far as headers and exported names differ.
+
+use crate::layout::Since;
+
+/// Headers of ROCm 6 (6.2.4 in Debian 13): both releases call themselves 0.99, so a macro that came with it decides.
+pub const ROCM_6: Since = Since::Defined("HSA_SMI_EVENT_MSG_SIZE");
+
+/// Version node of every exported function.
+pub const SYMBOL_VERSION: &str = "HSAKMT_1";
+
+bitflags::bitflags! {
+    /// Which releases have something.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Releases: u8 {
+        /// ROCm 5.2.3, Debian 12.
+        const ROCM_5_2_3 = 1 << 0;
+        /// ROCm 6.2.4, Debian 13.
+        const ROCM_6_2_4 = 1 << 1;
+    }
+}
