@@ -70,7 +70,7 @@ abi_structs! {
     struct Getparam = "struct drm_virtgpu_getparam", size 16 {
         /// In: `VIRTGPU_PARAM_*`.
         param: u64 = 0;
-        /// In: pointer to an i32 (an u64 for the mask of capsets) for the answer.
+        /// In: pointer to an i32 for the answer (`virtio_gpu_getparam_ioctl` writes 4 bytes for every parameter).
         value: u64 = 8;
     }
 
