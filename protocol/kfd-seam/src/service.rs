@@ -14,12 +14,12 @@ use nix::errno::Errno;
 pub type Result<T> = core::result::Result<T, Errno>;
 
 /// A device node of the service (`/dev/kfd`, one render node). Chosen by the service, opaque to the front end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
 /// An open file description of a device node (what `struct file` is in the kernel): copies made by
 /// `dup` share it. Chosen by the service, never reused while open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u64);
 
 /// One name in a directory.

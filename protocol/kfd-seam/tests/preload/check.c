@@ -476,14 +476,14 @@ static void test_signals(void)
     volatile int stop = 0;
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, closer, (void *)&stop) == 0);
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 500; i++) {
         int seen = signals;
         CHECK(pthread_kill(thread, SIGUSR1) == 0);
         while (signals == seen)
             sched_yield();
     }
     stop = 1;
-    CHECK(pthread_join(thread, NULL) == 0 && signals == 3000);
+    CHECK(pthread_join(thread, NULL) == 0 && signals == 500);
     int fd = open_kfd();
     CHECK(counts(fd).first == counts(fd).second + 1);
 }
