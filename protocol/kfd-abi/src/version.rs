@@ -16,7 +16,7 @@ abi_structs! {
     struct GetVersionArgs = "struct kfd_ioctl_get_version_args", size 8 {
         /// Out: major version, 1 in all kernels.
         major_version: u32 = 0;
-        /// Out: minor version, see [`minor`](self::minor).
+        /// Out: minor version, see [`minor`].
         minor_version: u32 = 4;
     }
 }
