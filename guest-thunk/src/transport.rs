@@ -1,5 +1,8 @@
 //! How frames and blobs reach the host.
 
+#[allow(unsafe_code)] // ioctls and mmap
+pub mod virtgpu;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -47,9 +50,11 @@ pub trait Blob: Send + Sync {
     fn resource(&self) -> ResourceId;
     /// Bytes, a multiple of the page size.
     fn size(&self) -> u64;
-    /// Maps `length` bytes from `offset` at exactly `address`, over whatever is mapped there (the caller reserved
-    /// it), shared and with these `PROT_*`. All three are multiples of the page size.
-    fn map_fixed(&self, address: GuestVa, offset: u64, length: u64, protection: i32) -> Result<()>;
+    /// Maps the first `length` bytes at exactly `address`, over whatever is mapped there (the caller reserved it),
+    /// shared and with these `PROT_*`. Both are multiples of the page size. A HOST3D blob can only be mapped as
+    /// a whole, and no blob from its middle: the guest's driver refuses both (`virtio_gpu_vram_mmap`,
+    /// `drm_gem_mmap`).
+    fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()>;
 }
 
 /// A way to the host. One object is one virtio-gpu context, which is one guest process.

@@ -1,6 +1,7 @@
 //! Finding the host and greeting it.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
@@ -11,6 +12,7 @@ use virtio_kfd_protocol::{Features, HelloAnswer, HelloRequest, limits};
 use super::answers::AnswerArena;
 use super::rings::{FEWEST, WaitRings};
 use super::{Client, ConnectError};
+use crate::transport::virtgpu::VirtGpu;
 use crate::transport::{Transport, TransportError};
 
 /// Environment variable: the socket of a `vhost-user-kfd` to talk to without a VM.
@@ -28,8 +30,11 @@ pub(super) fn transport() -> Result<Box<dyn Transport>, TransportError> {
     if let Some(socket) = variable(LOOPBACK_VARIABLE) {
         return Err(TransportError::NoDevice(format!("{LOOPBACK_VARIABLE}={socket:?}: not built in")));
     }
-    let device = variable(DEVICE_VARIABLE);
-    Err(TransportError::NoDevice(format!("{device:?}: not built in")))
+    let device = match variable(DEVICE_VARIABLE) {
+        Some(path) => VirtGpu::open(Path::new(&path))?,
+        None => VirtGpu::find()?,
+    };
+    Ok(Box::new(device))
 }
 
 impl Client {

@@ -52,7 +52,7 @@ impl Mapping {
         let words = NonNull::new(address.cast()).ok_or_else(invalid)?;
         // From here on Drop unmaps it.
         let mapping = Mapping { address: words, length, owner: std::process::id() };
-        blob.map_fixed(GuestVa(address.addr() as u64), 0, size, libc::PROT_READ)?;
+        blob.map_fixed(GuestVa(address.expose_provenance() as u64), size, libc::PROT_READ)?;
         // SAFETY: the range is the mapping made above, which nothing else knows of.
         let result = unsafe { libc::madvise(address, length.get(), libc::MADV_DONTFORK) };
         if result != 0 {

@@ -1,0 +1,212 @@
+//! The guest's own driver: a render node of an unpatched `virtio_gpu` kernel module.
+//!
+//! An open file of the node is a context. A frame is one EXECBUFFER with a fence; blobs are GEM objects.
+
+mod blob;
+mod ioctl;
+mod scan;
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use kfd_abi::virtgpu::{
+    self as abi, ContextInit, ContextSetParam, Execbuffer, VIRTGPU_BLOB_MEM_GUEST, VIRTGPU_BLOB_MEM_HOST3D,
+    VIRTGPU_EXECBUF_FENCE_FD_OUT, VIRTGPU_EXECBUF_RING_IDX,
+};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use virtio_kfd_protocol::version::CAPSET_ID;
+use virtio_kfd_protocol::{Capset, Features, Handle, limits};
+
+use self::blob::GemBlob;
+use self::ioctl::ioctl;
+use super::{Blob, Result, Transport, TransportError};
+
+pub use self::scan::DRI_DIRECTORY;
+
+/// A context on a render node.
+pub struct VirtGpu {
+    device: Arc<Device>,
+    capset: Capset,
+}
+
+/// The open node. Shared with the blobs, which close their GEM handles on it.
+struct Device {
+    /// -1 once a forked child has closed it.
+    fd: AtomicI32,
+    owner: u32,
+}
+
+impl Device {
+    fn new(file: File) -> Self {
+        Device { fd: AtomicI32::new(OwnedFd::from(file).into_raw_fd()), owner: std::process::id() }
+    }
+
+    fn raw(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// The node, in the process that opened it.
+    fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let raw = self.raw();
+        if raw < 0 || !self.is_mine() {
+            return Err(TransportError::NotSupported("a context that a parent process opened"));
+        }
+        // SAFETY: raw is open: only close() closes it, which in the process that opened it runs only from Drop.
+        Ok(unsafe { BorrowedFd::borrow_raw(raw) })
+    }
+
+    fn is_mine(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    /// Async-signal-safe: one swap and one close(2).
+    fn close(&self) {
+        let raw = self.fd.swap(-1, Ordering::Relaxed);
+        if raw >= 0 {
+            // SAFETY: the descriptor came from an OwnedFd, and the swap gives it to exactly one caller.
+            drop(unsafe { OwnedFd::from_raw_fd(raw) });
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl VirtGpu {
+    /// Opens the first render node that speaks virtio-kfd.
+    pub fn find() -> Result<VirtGpu> {
+        scan::find(Path::new(DRI_DIRECTORY))
+    }
+
+    /// Opens this render node.
+    pub fn open(path: &Path) -> Result<VirtGpu> {
+        let file = scan::open(path)?;
+        let offer = scan::examine(&file, path)?;
+        VirtGpu::with(file, offer)
+    }
+
+    fn with(file: File, offer: scan::Offer) -> Result<VirtGpu> {
+        let rings = offer.capset.max_rings.min(limits::MAX_RINGS);
+        let name = CString::new("virtio-kfd").unwrap_or_default();
+        let parameter = |param, value| ContextSetParam { param, value };
+        let mut parameters = vec![
+            parameter(abi::VIRTGPU_CONTEXT_PARAM_CAPSET_ID, CAPSET_ID.into()),
+            parameter(abi::VIRTGPU_CONTEXT_PARAM_NUM_RINGS, rings.into()),
+        ];
+        if offer.debug_name {
+            parameters.push(parameter(
+                abi::VIRTGPU_CONTEXT_PARAM_DEBUG_NAME,
+                name.as_ptr().expose_provenance() as u64,
+            ));
+        }
+        let mut init = ContextInit {
+            num_params: parameters.len() as u32,
+            pad: 0,
+            ctx_set_params: parameters.as_ptr().expose_provenance() as u64,
+        };
+        // SAFETY: ctx_set_params points to num_params parameters and the debug name to a terminated string, both of
+        // which live beyond the call; the kernel only reads them.
+        unsafe { ioctl(file.as_fd(), abi::request::CONTEXT_INIT, &mut init) }.map_err(|error| {
+            TransportError::System {
+                call: "DRM_IOCTL_VIRTGPU_CONTEXT_INIT",
+                detail: format!("capset {CAPSET_ID}, {rings} rings"),
+                error,
+            }
+        })?;
+        let mut capset = offer.capset;
+        if !offer.host_visible {
+            capset.features &= !Features::HOST_BLOBS.bits();
+        }
+        Ok(VirtGpu { device: Arc::new(Device::new(file)), capset })
+    }
+}
+
+impl Transport for VirtGpu {
+    fn capset(&self) -> &Capset {
+        &self.capset
+    }
+
+    fn submit_and_wait(&self, ring: u8, frame: &[u8], limit: Duration) -> Result<()> {
+        let fd = self.device.fd()?;
+        let size =
+            u32::try_from(frame.len()).map_err(|_| TransportError::NotSupported("a frame of 4 GiB"))?;
+        let mut exec = Execbuffer {
+            flags: VIRTGPU_EXECBUF_RING_IDX | VIRTGPU_EXECBUF_FENCE_FD_OUT,
+            size,
+            command: frame.as_ptr().expose_provenance() as u64,
+            fence_fd: -1,
+            ring_idx: ring.into(),
+            ..Default::default()
+        };
+        // SAFETY: command points to size bytes that the kernel copies before it returns; all other pointers are
+        // null with a count of 0.
+        let sent = unsafe { ioctl(fd, abi::request::EXECBUFFER, &mut exec) };
+        if let Err(error) = sent {
+            let transient = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE));
+            let detail = format!("{size} bytes on ring {ring}");
+            let call = "DRM_IOCTL_VIRTGPU_EXECBUFFER";
+            return Err(match transient {
+                // The kernel ran out of memory or descriptors before it sent anything.
+                true => TransportError::System { call, detail, error },
+                false => TransportError::Lost(format!("{call} ({detail}): {error}")),
+            });
+        }
+        // SAFETY: with FENCE_FD_OUT a successful EXECBUFFER has installed a new descriptor that nothing else owns.
+        let fence = unsafe { OwnedFd::from_raw_fd(exec.fence_fd) };
+        wait(fence.as_fd(), limit)
+    }
+
+    fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
+        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_GUEST, Handle::NONE, size)?))
+    }
+
+    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>> {
+        if self.capset.features & Features::HOST_BLOBS.bits() == 0 {
+            return Err(TransportError::NotSupported("host memory in this guest (no shared memory window)"));
+        }
+        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_HOST3D, buffer, size)?))
+    }
+
+    fn device(&self) -> Option<BorrowedFd<'_>> {
+        self.device.fd().ok()
+    }
+
+    fn abandon(&self) {
+        if !self.device.is_mine() {
+            self.device.close();
+        }
+    }
+}
+
+/// Waits for a fence.
+fn wait(fence: BorrowedFd<'_>, limit: Duration) -> Result<()> {
+    let deadline = Instant::now().checked_add(limit);
+    loop {
+        let timeout = deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+            .map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+        match poll(&mut [PollFd::new(fence, PollFlags::POLLIN)], timeout) {
+            Ok(0) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
+            Ok(0) => {
+                return Err(TransportError::Lost(format!(
+                    "fence {} did not complete in {} s",
+                    fence.as_raw_fd(),
+                    limit.as_secs()
+                )));
+            }
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            // The frame is under way, so that the connection cannot be used further.
+            Err(errno) => return Err(TransportError::Lost(format!("poll of a fence: {errno}"))),
+        }
+    }
+}
