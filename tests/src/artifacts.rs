@@ -43,6 +43,11 @@ impl Artifacts {
         Ok(Self { cache: Cache::open()?, target })
     }
 
+    /// The artifacts of a build in the cargo target directory `target`.
+    pub fn of_workspace(target: &Path, cache: &Cache) -> Self {
+        Self { cache: cache.clone(), target: target.to_owned() }
+    }
+
     /// The cache of packages and images.
     pub fn cache(&self) -> &Cache {
         &self.cache

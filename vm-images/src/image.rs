@@ -142,6 +142,11 @@ impl BaseImage {
         &self.kernel
     }
 
+    /// The base's archive, without an overlay (it has no first process).
+    pub fn archive(&self) -> &Path {
+        &self.archive
+    }
+
     /// Writes base and overlay to `place`, as one initramfs.
     ///
     /// # Errors

@@ -1,6 +1,18 @@
 //! The project's commands: `cargo xtask demo`, `cargo xtask test` and what they are made of.
 
+mod check;
+mod demo;
+mod direction;
+mod hygiene;
+mod image;
+mod licences;
 mod packages;
+mod report;
+mod test;
+mod thunk;
+mod workspace;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -14,12 +26,41 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run Debian's rocminfo in a QEMU guest on a simulated GPU.
+    Demo(demo::Options),
+    /// Run all tests.
+    Test(test::Options),
+    /// Check formatting, lints, dependency direction, ABI, exports, licences and repository hygiene.
+    Check(check::Options),
+    /// Build the guest image.
+    Image(image::Options),
+    /// Build and link the guest library, libhsakmt.so.1.
+    LinkThunk,
     /// Fetch the Debian packages that the demo and the tests need into the user's cache.
     Packages(packages::Options),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
-        Command::Packages(options) => packages::run(&options),
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Check(options) => check::run(&options),
+        Command::Image(options) => image::run(&options).map(|()| 0),
+        Command::LinkThunk => link_thunk().map(|()| 0),
+        Command::Packages(options) => packages::run(&options).map(|()| 0),
+    };
+    match done {
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+fn link_thunk() -> anyhow::Result<()> {
+    let workspace = workspace::Workspace::find()?;
+    workspace::run(&mut workspace.cargo(&["build", "--release", "-p", "guest-thunk"]))?;
+    println!("{}", thunk::link(&workspace)?.display());
+    Ok(())
 }

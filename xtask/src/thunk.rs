@@ -1,0 +1,148 @@
+//! `cargo xtask link-thunk`: make `libhsakmt.so.1` of the guest-thunk static library.
+//!
+//! A cdylib does not do: since rustc 1.95 its link ignores a version script, and the runtimes look for symbols of the
+//! version HSAKMT_1. So the C compiler links the static library, with a version script that is made of the symbols it
+//! finds in there.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use object::read::archive::ArchiveFile;
+use object::{Object, ObjectSymbol};
+use virtio_kfd_images::{Cache, packages, tool};
+
+use crate::workspace::Workspace;
+
+/// How the names begin that the library exports: the thunk's own, and those of libdrm that a runtime calls with handles
+/// that are ours.
+const PREFIXES: &[&str] = &["hsaKmt", "amdgpu_", "drmCommand"];
+
+/// The version of all symbols of libhsakmt.
+const VERSION: &str = "HSAKMT_1";
+
+/// Package sets whose libhsakmt ours must be able to replace.
+const REPLACED: &[&str] = &["rocm-trixie", "rocm-bookworm"];
+
+/// Links the library and returns its place.
+pub fn link(workspace: &Workspace) -> Result<PathBuf> {
+    tool::require(&["cc"])?;
+    let archive = workspace.programs().join("libguest_thunk.a");
+    let names = exported(&archive)?;
+    let place = workspace.thunk();
+    let directory = place.parent().context("the library's directory")?;
+    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    let script = directory.join("libhsakmt.ver");
+    fs::write(&script, version_script(&names)).with_context(|| format!("write {}", script.display()))?;
+    // Linked beside its place and renamed: a running program may have the old one mapped.
+    let fresh = directory.join("libhsakmt.so.1.new");
+    let mut command = Command::new("cc");
+    command.args([
+        "-shared",
+        "-Wl,-soname,libhsakmt.so.1",
+        "-Wl,-z,defs",
+        "-Wl,-z,relro",
+        "-Wl,-z,now",
+        "-Wl,--gc-sections",
+    ]);
+    command.arg(format!("-Wl,--version-script={}", script.display()));
+    command.args(names.iter().map(|name| format!("-Wl,-u,{name}")));
+    command.arg("-o").arg(&fresh).arg(&archive);
+    command.args(["-Wl,--as-needed", "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"]);
+    tool::output(&mut command)?;
+    fs::rename(&fresh, &place).with_context(|| format!("move to {}", place.display()))?;
+    eprintln!("link-thunk: {} with {} symbols", place.display(), names.len());
+    Ok(place)
+}
+
+/// Symbols that a replaced library exports and ours does not, by package set. Sets that are not in the cache are left
+/// out.
+pub fn missing_exports(workspace: &Workspace, cache: &Cache) -> Result<Vec<(String, Vec<String>)>> {
+    let ours = dynamic(&workspace.thunk())?;
+    let mut missing = Vec::new();
+    for set in REPLACED {
+        let Ok(found) = packages::offline(cache, set) else { continue };
+        let theirs = dynamic(&found.root().join("usr/lib/x86_64-linux-gnu/libhsakmt.so.1"))?;
+        missing.push(((*set).to_owned(), theirs.difference(&ours).cloned().collect()));
+    }
+    Ok(missing)
+}
+
+/// The names in a static library that are exported, sorted.
+fn exported(archive: &Path) -> Result<Vec<String>> {
+    let data = fs::read(archive).with_context(|| format!("read {}", archive.display()))?;
+    let file = ArchiveFile::parse(data.as_slice()).with_context(|| format!("{}", archive.display()))?;
+    let mut names = BTreeSet::new();
+    for member in file.members() {
+        let member = member.with_context(|| format!("{}", archive.display()))?;
+        let bytes = member.data(data.as_slice()).with_context(|| format!("{}", archive.display()))?;
+        // Members that are no objects (rustc's metadata) have no symbols.
+        let Ok(object) = object::File::parse(bytes) else { continue };
+        for symbol in object.symbols().filter(|symbol| symbol.is_global() && symbol.is_definition()) {
+            if let Ok(name) = symbol.name()
+                && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            {
+                names.insert(name.to_owned());
+            }
+        }
+    }
+    if names.is_empty() {
+        bail!("{}: no symbol begins with one of {}", archive.display(), PREFIXES.join(", "));
+    }
+    Ok(names.into_iter().collect())
+}
+
+fn version_script(names: &[String]) -> String {
+    let mut text = format!("{VERSION} {{\nglobal:\n");
+    for name in names {
+        text.push_str(&format!("    {name};\n"));
+    }
+    text.push_str("local:\n    *;\n};\n");
+    text
+}
+
+/// The functions that a shared library exports.
+fn dynamic(library: &Path) -> Result<BTreeSet<String>> {
+    let data = fs::read(library).with_context(|| format!("read {}", library.display()))?;
+    let file = object::File::parse(data.as_slice()).with_context(|| format!("{}", library.display()))?;
+    let names = file
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition() && symbol.kind() == object::SymbolKind::Text)
+        .filter_map(|symbol| symbol.name().ok().map(str::to_owned))
+        .collect();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_script_hides_all_else() {
+        let text = version_script(&["hsaKmtCloseKFD".to_owned(), "hsaKmtOpenKFD".to_owned()]);
+        assert_eq!(
+            text,
+            "HSAKMT_1 {\nglobal:\n    hsaKmtCloseKFD;\n    hsaKmtOpenKFD;\nlocal:\n    *;\n};\n"
+        );
+    }
+
+    #[test]
+    fn symbols_of_an_archive_are_found_by_prefix() {
+        if tool::require(&["cc", "ar"]).is_err() {
+            println!("SKIP: no C compiler");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let place = |name: &str| directory.path().join(name);
+        fs::write(
+            place("a.c"),
+            "int hsaKmtOpenKFD(void){return 0;} int other(void){return 1;} static int hsaKmtNo;",
+        )
+        .unwrap();
+        tool::output(Command::new("cc").arg("-c").arg(place("a.c")).arg("-o").arg(place("a.o"))).unwrap();
+        tool::output(Command::new("ar").arg("rcs").arg(place("l.a")).arg(place("a.o"))).unwrap();
+        assert_eq!(exported(&place("l.a")).unwrap(), ["hsaKmtOpenKFD"]);
+    }
+}
