@@ -1,1 +1,24 @@
-//! Being built.
+//! A software KFD with a software GPU, behind [`kfd_seam::KfdService`]: topology files, ioctls, mmaps, events,
+//! memory and page tables of amdkfd and the amdgpu render node, as Linux 6.12 has them, for the process that it is
+//! loaded into. There is no engine yet: queues cannot be created.
+//!
+//! What differs from the kernel on purpose stands in [`kfd`] and [`render`].
+
+pub mod arena;
+pub mod clock;
+mod descriptors;
+pub mod events;
+mod ids;
+pub mod kfd;
+pub mod machine;
+mod model;
+pub mod process;
+pub mod profile;
+pub mod render;
+pub mod space;
+pub mod sysfs;
+pub mod topology;
+pub mod tree;
+mod user;
+
+pub use model::{Model, ModelError};

@@ -1,0 +1,125 @@
+//! Queues: the checks of the arguments. There is no engine that would run them yet.
+
+use kfd_abi::queue::{
+    AllocQueueGwsArgs, CreateQueueArgs, DestroyQueueArgs, GetQueueWaveStateArgs, KFD_IOC_QUEUE_TYPE_COMPUTE,
+    KFD_IOC_QUEUE_TYPE_COMPUTE_AQL, KFD_IOC_QUEUE_TYPE_SDMA, KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID,
+    KFD_IOC_QUEUE_TYPE_SDMA_XGMI, KFD_MAX_QUEUE_PERCENTAGE, KFD_MAX_QUEUE_PRIORITY, QUEUE_PERCENTAGE_MASK,
+    SetCuMaskArgs, UpdateQueueArgs,
+};
+use kfd_abi::version::minor;
+use kfd_seam::{Result, UserMemory, UserPtr};
+use nix::errno::Errno;
+
+use super::Call;
+
+/// The kernel's own `ENOTSUPP`, which `errno.h` does not have.
+pub const ENOTSUPP: i32 = 524;
+
+/// End of the addresses of a process (`TASK_SIZE_MAX` with four levels of page tables).
+const USER_END: u64 = 0x7fff_ffff_f000;
+
+/// Compute units that a mask can name; what a longer one has beyond is dropped.
+const MAX_CU_MASK: u32 = 1024;
+
+/// `access_ok`: the range can belong to a process.
+fn access_ok(address: u64, size: u64) -> Result<()> {
+    match address.checked_add(size) {
+        Some(end) if end <= USER_END => Ok(()),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+/// The checks that CREATE_QUEUE and UPDATE_QUEUE share.
+fn check_ring(address: u64, size: u32, percentage: u32, priority: u32) -> Result<()> {
+    if percentage & QUEUE_PERCENTAGE_MASK > KFD_MAX_QUEUE_PERCENTAGE {
+        return Err(Errno::EINVAL);
+    }
+    if priority > KFD_MAX_QUEUE_PRIORITY {
+        return Err(Errno::EINVAL);
+    }
+    if address != 0 {
+        access_ok(address, 8)?;
+    }
+    if size != 0 && !size.is_power_of_two() {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+impl Call<'_> {
+    /// `kfd_ioctl_create_queue`, `set_queue_properties_from_user`.
+    pub(super) fn create_queue(&self) -> Result<i32> {
+        self.run(|arguments: &mut CreateQueueArgs| {
+            check_ring(
+                arguments.ring_base_address,
+                arguments.ring_size,
+                arguments.queue_percentage,
+                arguments.queue_priority,
+            )?;
+            access_ok(arguments.read_pointer_address, 4)?;
+            access_ok(arguments.write_pointer_address, 4)?;
+            for optional in [arguments.eop_buffer_address, arguments.ctx_save_restore_address] {
+                if optional != 0 {
+                    access_ok(optional, 4)?;
+                }
+            }
+            match arguments.queue_type {
+                KFD_IOC_QUEUE_TYPE_COMPUTE
+                | KFD_IOC_QUEUE_TYPE_SDMA
+                | KFD_IOC_QUEUE_TYPE_COMPUTE_AQL
+                | KFD_IOC_QUEUE_TYPE_SDMA_XGMI => {}
+                KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID if self.process.kfd_minor >= minor::SDMA_ENGINE_ID => {}
+                _ => return Err(Errno::from_raw(ENOTSUPP)),
+            }
+            let (index, device) = self.process.device(arguments.gpu_id)?;
+            self.process.state().bound(index, Errno::ESRCH)?;
+            let engines = device.gpu.engines;
+            if arguments.queue_type == KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID
+                && arguments.sdma_engine_id >= engines.sdma.saturating_add(engines.sdma_xgmi)
+            {
+                return Err(Errno::EINVAL);
+            }
+            Err(Errno::EOPNOTSUPP)
+        })
+    }
+
+    /// `pqm_destroy_queue`: no queue has that id.
+    pub(super) fn destroy_queue(&self) -> Result<i32> {
+        self.run(|_: &mut DestroyQueueArgs| Err(Errno::EINVAL))
+    }
+
+    /// `kfd_ioctl_update_queue`, `pqm_update_queue_properties`: no queue has that id.
+    pub(super) fn update_queue(&self) -> Result<i32> {
+        self.run(|arguments: &mut UpdateQueueArgs| {
+            check_ring(
+                arguments.ring_base_address,
+                arguments.ring_size,
+                arguments.queue_percentage,
+                arguments.queue_priority,
+            )?;
+            Err(Errno::EFAULT)
+        })
+    }
+
+    /// `kfd_ioctl_set_cu_mask`, `pqm_update_mqd`: no queue has that id.
+    pub(super) fn set_cu_mask(&self) -> Result<i32> {
+        self.run(|arguments: &mut SetCuMaskArgs| {
+            if arguments.num_cu_mask == 0 || !arguments.num_cu_mask.is_multiple_of(32) {
+                return Err(Errno::EINVAL);
+            }
+            let words = (arguments.num_cu_mask.min(MAX_CU_MASK) / 32) as usize;
+            UserMemory.read_array::<u32>(UserPtr(arguments.cu_mask_ptr), words, words)?;
+            Err(Errno::EFAULT)
+        })
+    }
+
+    /// `pqm_get_wave_state`: no queue has that id.
+    pub(super) fn get_queue_wave_state(&self) -> Result<i32> {
+        self.run(|_: &mut GetQueueWaveStateArgs| Err(Errno::EINVAL))
+    }
+
+    /// `kfd_ioctl_alloc_queue_gws`: no queue has that id.
+    pub(super) fn alloc_queue_gws(&self) -> Result<i32> {
+        self.run(|_: &mut AllocQueueGwsArgs| Err(Errno::EINVAL))
+    }
+}

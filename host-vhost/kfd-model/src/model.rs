@@ -1,0 +1,262 @@
+//! The model as a service.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kfd_abi::event::HsaMemoryExceptionData;
+use kfd_abi::mmap::{self, MmapType};
+use kfd_abi::queue::DOORBELL_SLICE_SIZE_GFX9;
+use kfd_seam::{DeviceId, Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Opened, Result, UserPtr};
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::arena::{PAGE, page_align};
+use crate::descriptors;
+use crate::kfd::{self, Descriptor, DescriptorTable};
+use crate::machine::Machine;
+use crate::process::Process;
+use crate::profile::{Profile, ProfileError};
+use crate::space::{Backing, Fault};
+use crate::topology::Topology;
+use crate::tree::Tree;
+use crate::{render, sysfs};
+
+/// Two pages for the trap handler (`KFD_CWSR_TBA_TMA_SIZE`).
+const TRAP_HANDLER_SIZE: u64 = 2 * PAGE;
+
+/// Why there is no model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// No profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The memory files could not be made.
+    #[error("cannot make the memory of the KFD model: {0}")]
+    Memory(#[from] Errno),
+}
+
+/// A software KFD for the process that it lives in.
+#[derive(Debug)]
+pub struct Model {
+    profile: Profile,
+    topology: Topology,
+    tree: Tree,
+    process: Process,
+    files: Mutex<Files>,
+    /// This is a copy in a forked child.
+    foreign: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Files {
+    open: BTreeMap<FileId, OpenFile>,
+    last: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpenFile {
+    Kfd,
+    Render(usize),
+}
+
+impl Model {
+    /// The model that the environment variable [`crate::profile::PROFILE_VARIABLE`] names.
+    ///
+    /// # Errors
+    /// See [`ModelError`].
+    pub fn from_environment() -> core::result::Result<Self, ModelError> {
+        Self::new(Profile::from_environment()?)
+    }
+
+    /// A model of a profile on the running machine.
+    ///
+    /// # Errors
+    /// [`ModelError::Memory`].
+    pub fn new(profile: Profile) -> core::result::Result<Self, ModelError> {
+        Self::on(profile, &Machine::running())
+    }
+
+    /// A model of a profile on a machine.
+    ///
+    /// # Errors
+    /// [`ModelError::Memory`].
+    pub fn on(profile: Profile, machine: &Machine) -> core::result::Result<Self, ModelError> {
+        let topology = Topology::new(&profile, machine);
+        let tree = sysfs::build(&profile, &topology);
+        let process = Process::new(&profile, &topology, machine)?;
+        let foreign = AtomicBool::new(false);
+        Ok(Self { profile, topology, tree, process, files: Mutex::default(), foreign })
+    }
+
+    /// The profile.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// The topology.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Reads the process's memory as a GPU sees it.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn read_gpu(&self, gpu_id: u32, va: u64, buffer: &mut [u8]) -> core::result::Result<(), Fault> {
+        self.process.read_gpu(gpu_id, va, buffer)
+    }
+
+    /// Writes the process's memory as a GPU does.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn write_gpu(&self, gpu_id: u32, va: u64, bytes: &[u8]) -> core::result::Result<(), Fault> {
+        self.process.write_gpu(gpu_id, va, bytes)
+    }
+
+    /// Raises an interrupt of a GPU that carries `valid_bits` bits of an event's id.
+    pub fn interrupt(&self, partial_id: u32, valid_bits: u32) {
+        self.process.events.interrupt(partial_id, valid_bits);
+    }
+
+    /// Reports a memory fault of a GPU; returns how many events heard it.
+    pub fn memory_fault(&self, data: HsaMemoryExceptionData) -> usize {
+        self.process.events.memory_fault(data)
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, file: FileId) -> Result<OpenFile> {
+        if self.foreign.load(Ordering::Relaxed) {
+            return Err(Errno::EBADF);
+        }
+        self.files().open.get(&file).copied().ok_or(Errno::EBADF)
+    }
+
+    /// `kfd_mmap`. `length` is in whole pages.
+    fn map_kfd(&self, offset: u64, length: u64) -> Result<MapSource> {
+        let device = self.process.device(mmap::gpu_id(offset)).map_err(|_| Errno::ENODEV);
+        let kind = MmapType::of(offset);
+        if kind == MmapType::Events {
+            let (arena, offset) = self.process.events.map_page(length)?;
+            return Ok(MapSource { file: arena.descriptor()?, offset });
+        }
+        let (index, device) = device?;
+        let size = match kind {
+            MmapType::Doorbell => DOORBELL_SLICE_SIZE_GFX9,
+            MmapType::ReservedMem => TRAP_HANDLER_SIZE,
+            MmapType::Mmio | MmapType::Events => PAGE,
+        };
+        if length != size {
+            return Err(Errno::EINVAL);
+        }
+        let mut state = self.process.state();
+        let own = state.device(index)?;
+        let arena = &device.arena;
+        let offset = match kind {
+            MmapType::Doorbell => kfd::doorbells(own, arena)?,
+            MmapType::ReservedMem => match own.reserved {
+                Some(offset) => offset,
+                None => *own.reserved.insert(arena.allocate(TRAP_HANDLER_SIZE)?),
+            },
+            MmapType::Mmio | MmapType::Events => kfd::mmio(own, arena)?,
+        };
+        Ok(MapSource { file: arena.descriptor()?, offset })
+    }
+
+    /// `drm_gem_mmap`, `amdgpu_gem_object_mmap`. `length` is in whole pages.
+    fn map_render(&self, file: FileId, index: usize, request: &MapRequest, length: u64) -> Result<MapSource> {
+        let device = self.process.devices.get(index).ok_or(Errno::ENODEV)?;
+        let mut state = self.process.state();
+        let own = state.device(index)?;
+        let found = own.buffers.iter().find(|(_, buffer)| buffer.mmap_offset == request.offset);
+        let (_, buffer) = found.filter(|(_, buffer)| length <= buffer.size).ok_or(Errno::EINVAL)?;
+        // Buffers belong to the open file whose address space the process took.
+        if own.drm_file != Some(file) {
+            return Err(Errno::EACCES);
+        }
+        let Backing::Arena { offset, .. } = &buffer.backing else { return Err(Errno::EPERM) };
+        // TTM has no private mappings; those without any access reserve addresses and are let through.
+        if request.flags & libc::MAP_SHARED == 0 && request.protection != libc::PROT_NONE {
+            return Err(Errno::EINVAL);
+        }
+        Ok(MapSource { file: device.arena.descriptor()?, offset: *offset })
+    }
+}
+
+impl DescriptorTable for Model {
+    fn find(&self, descriptor: u32) -> Option<Descriptor> {
+        let (identity, mark) = descriptors::examine(descriptor).ok()?;
+        let gpu = self.process.devices.iter().position(|device| device.arena.identity() == Ok(identity));
+        let found =
+            gpu.zip(mark).filter(|(gpu, file)| self.files().open.get(file) == Some(&OpenFile::Render(*gpu)));
+        Some(found.map_or(Descriptor::Other, |(gpu, file)| Descriptor::Render { file, gpu }))
+    }
+}
+
+impl KfdService for Model {
+    fn lookup(&self, path: &Path) -> Lookup {
+        if path == Path::new("/proc/modules") {
+            // Programs ask lsmod whether the driver is loaded.
+            let mut modules = std::fs::read(path).unwrap_or_default();
+            if !modules.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"amdgpu ")) {
+                modules.extend(sysfs::module_line().into_bytes());
+            }
+            return Lookup::Found(Entry::File(modules));
+        }
+        self.tree.lookup(path)
+    }
+
+    fn open(&self, device: DeviceId, _flags: i32) -> Result<Opened> {
+        if self.foreign.load(Ordering::Relaxed) {
+            return Err(Errno::EBADF);
+        }
+        let (open, arena) = match sysfs::gpu_of_device(device) {
+            None => (OpenFile::Kfd, &self.process.common),
+            Some(index) => {
+                let gpu = self.process.devices.get(index).ok_or(Errno::ENXIO)?;
+                (OpenFile::Render(index), &gpu.arena)
+            }
+        };
+        let descriptor = arena.open()?;
+        let mut files = self.files();
+        files.last = files.last.checked_add(1).ok_or(Errno::ENFILE)?;
+        let file = FileId(files.last);
+        descriptors::mark(&descriptor, file)?;
+        files.open.insert(file, open);
+        Ok(Opened { file, descriptor })
+    }
+
+    fn ioctl(&self, file: FileId, request: u32, argument: UserPtr) -> Result<i32> {
+        match self.file(file)? {
+            OpenFile::Kfd => kfd::ioctl(&self.process, self, request, argument),
+            OpenFile::Render(index) => {
+                render::ioctl(&self.process, index, self.profile.kernel.drm_minor, request, argument)
+            }
+        }
+    }
+
+    fn mmap(&self, file: FileId, request: &MapRequest) -> Result<MapSource> {
+        let length = page_align(request.length).filter(|length| *length > 0).ok_or(Errno::EINVAL)?;
+        match self.file(file)? {
+            OpenFile::Kfd => self.map_kfd(request.offset, length),
+            OpenFile::Render(index) => self.map_render(file, index, request, length),
+        }
+    }
+
+    /// The process's state stays when its last descriptor is closed, as amdkfd keeps it until the address space is
+    /// gone; a render node that it took stays taken.
+    fn release(&self, file: FileId) {
+        if !self.foreign.load(Ordering::Relaxed) {
+            self.files().open.remove(&file);
+        }
+    }
+
+    fn forked(&self) {
+        self.foreign.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,263 @@
+//! The page table of one process on one GPU: GPU virtual addresses to what lies behind them.
+//!
+//! An address that is not mapped is a fault. There is no fallback to the CPU address of the same value: it
+//! would hide every map that a client forgot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kfd_seam::{Result, UserMemory, UserPtr};
+use nix::errno::Errno;
+
+use crate::arena::{Arena, PAGE};
+
+/// End of the GPU's virtual addresses: 48 bits (`max_pfn` of the GPUs from gfx9 on).
+pub const ADDRESS_END: u64 = 1 << 48;
+
+/// What lies behind a mapping.
+#[derive(Clone, Debug)]
+pub enum Backing {
+    /// Memory of the model from a file offset on.
+    Arena {
+        /// Which file.
+        arena: Arc<Arena>,
+        /// Offset in it.
+        offset: u64,
+    },
+    /// Memory of the process from a CPU address on.
+    User(u64),
+}
+
+impl Backing {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Arena { arena, offset } => arena.read(add(*offset, at)?, buffer),
+            Self::User(address) => UserMemory.read_bytes(UserPtr(add(*address, at)?), buffer),
+        }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Arena { arena, offset } => arena.write(add(*offset, at)?, bytes),
+            Self::User(address) => UserMemory.write_bytes(UserPtr(add(*address, at)?), bytes),
+        }
+    }
+}
+
+fn add(base: u64, offset: u64) -> Result<u64> {
+    base.checked_add(offset).ok_or(Errno::EFAULT)
+}
+
+/// One mapped range.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// Size in bytes.
+    pub size: u64,
+    /// What lies behind it.
+    pub backing: Backing,
+    /// The GPU may write.
+    pub writable: bool,
+    /// The GPU may execute.
+    pub executable: bool,
+}
+
+/// An access of the GPU that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("GPU {gpu_id} cannot {access} address {va:#x}: {reason}")]
+pub struct Fault {
+    /// Which GPU.
+    pub gpu_id: u32,
+    /// The first byte that could not be accessed.
+    pub va: u64,
+    /// `read` or `write`.
+    pub access: &'static str,
+    /// Why.
+    pub reason: FaultReason,
+}
+
+/// Why an access failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultReason {
+    /// No mapping there.
+    #[error("nothing is mapped there")]
+    NotPresent,
+    /// The mapping is not writable.
+    #[error("the mapping is read-only")]
+    ReadOnly,
+    /// The memory behind the mapping is gone (a user pointer whose CPU mapping went away).
+    #[error("the memory behind the mapping cannot be accessed")]
+    NoBacking,
+}
+
+/// The page table.
+#[derive(Debug, Default)]
+pub struct AddressSpace {
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+impl AddressSpace {
+    /// Maps a range (`amdgpu_vm_bo_map`).
+    ///
+    /// # Errors
+    /// `EINVAL` when the range is empty, not of whole pages, beyond the address space or in the way of another.
+    pub fn map(&mut self, va: u64, mapping: Mapping) -> Result<()> {
+        if !va.is_multiple_of(PAGE) || !mapping.size.is_multiple_of(PAGE) || mapping.size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let end = va.checked_add(mapping.size).filter(|end| *end <= ADDRESS_END).ok_or(Errno::EINVAL)?;
+        if let Some((before, other)) = self.mappings.range(..end).next_back()
+            && before.saturating_add(other.size) > va
+        {
+            return Err(Errno::EINVAL);
+        }
+        self.mappings.insert(va, mapping);
+        Ok(())
+    }
+
+    /// Takes away the mapping that starts at `va`.
+    pub fn unmap(&mut self, va: u64) -> Option<Mapping> {
+        self.mappings.remove(&va)
+    }
+
+    /// The mapping over `va`: its start and itself.
+    pub fn find(&self, va: u64) -> Option<(u64, &Mapping)> {
+        let (start, mapping) = self.mappings.range(..=va).next_back()?;
+        (va.checked_sub(*start)? < mapping.size).then_some((*start, mapping))
+    }
+
+    /// Reads through the page table.
+    ///
+    /// # Errors
+    /// The fault, at the first byte that could not be read.
+    pub fn read(&self, gpu_id: u32, va: u64, buffer: &mut [u8]) -> core::result::Result<(), Fault> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = va.wrapping_add(done as u64);
+            let fault = |reason| Fault { gpu_id, va: at, access: "read", reason };
+            let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
+            let inside = at - start;
+            let length = chunk(rest.len(), mapping.size - inside);
+            let part = rest.get_mut(..length).ok_or(fault(FaultReason::NotPresent))?;
+            mapping.backing.read(inside, part).map_err(|_| fault(FaultReason::NoBacking))?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Writes through the page table.
+    ///
+    /// # Errors
+    /// The fault, at the first byte that could not be written; what lies before it was written.
+    pub fn write(&self, gpu_id: u32, va: u64, bytes: &[u8]) -> core::result::Result<(), Fault> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            let at = va.wrapping_add(done as u64);
+            let fault = |reason| Fault { gpu_id, va: at, access: "write", reason };
+            let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
+            if !mapping.writable {
+                return Err(fault(FaultReason::ReadOnly));
+            }
+            let inside = at - start;
+            let length = chunk(rest.len(), mapping.size - inside);
+            let part = rest.get(..length).ok_or(fault(FaultReason::NotPresent))?;
+            mapping.backing.write(inside, part).map_err(|_| fault(FaultReason::NoBacking))?;
+            done += length;
+        }
+        Ok(())
+    }
+}
+
+fn chunk(wanted: usize, available: u64) -> usize {
+    usize::try_from(available).map_or(wanted, |available| wanted.min(available))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena() -> Arc<Arena> {
+        Arc::new(Arena::new("test", 1 << 20).unwrap())
+    }
+
+    fn mapping(arena: &Arc<Arena>, pages: u64, writable: bool) -> Mapping {
+        let offset = arena.allocate(pages * PAGE).unwrap();
+        let backing = Backing::Arena { arena: arena.clone(), offset };
+        Mapping { size: pages * PAGE, backing, writable, executable: false }
+    }
+
+    #[test]
+    fn bytes_cross_from_one_mapping_into_the_next() {
+        let arena = arena();
+        let mut space = AddressSpace::default();
+        space.map(0x10000, mapping(&arena, 1, true)).unwrap();
+        space.map(0x11000, mapping(&arena, 1, true)).unwrap();
+        let text = b"across the boundary";
+        space.write(7, 0x10ff8, text).unwrap();
+        let mut back = [0u8; 19];
+        space.read(7, 0x10ff8, &mut back).unwrap();
+        assert_eq!(&back, text);
+    }
+
+    #[test]
+    fn what_is_not_mapped_faults_at_its_first_byte() {
+        let arena = arena();
+        let mut space = AddressSpace::default();
+        space.map(0x10000, mapping(&arena, 1, false)).unwrap();
+        let fault = |va, access, reason| Err(Fault { gpu_id: 7, va, access, reason });
+        let mut bytes = [0u8; 16];
+        assert_eq!(space.read(7, 0x10ff8, &mut bytes), fault(0x11000, "read", FaultReason::NotPresent));
+        assert_eq!(space.read(7, 0xfff8, &mut bytes), fault(0xfff8, "read", FaultReason::NotPresent));
+        assert_eq!(space.write(7, 0x10000, &bytes), fault(0x10000, "write", FaultReason::ReadOnly));
+        assert_eq!(
+            space.read(7, u64::MAX - 3, &mut bytes),
+            fault(u64::MAX - 3, "read", FaultReason::NotPresent)
+        );
+        space.unmap(0x10000).unwrap();
+        assert_eq!(space.read(7, 0x10000, &mut bytes), fault(0x10000, "read", FaultReason::NotPresent));
+    }
+
+    #[test]
+    fn a_cpu_address_is_no_gpu_address() {
+        let space = AddressSpace::default();
+        let secret = [5u8; 4];
+        let va = secret.as_ptr() as u64;
+        let mut bytes = [0u8; 4];
+        assert!(space.read(7, va, &mut bytes).is_err());
+    }
+
+    #[test]
+    fn maps_are_checked_as_in_amdgpu_vm_bo_map() {
+        let arena = arena();
+        let mut space = AddressSpace::default();
+        let mut map = |va, pages| space.map(va, mapping(&arena, pages, true));
+        assert_eq!(map(0x20000, 2), Ok(()));
+        assert_eq!(map(0x21000, 1), Err(Errno::EINVAL), "overlap with the end");
+        assert_eq!(map(0x1f000, 2), Err(Errno::EINVAL), "overlap with the start");
+        assert_eq!(map(0x1f000, 4), Err(Errno::EINVAL), "around");
+        assert_eq!(map(0x1f000, 1), Ok(()));
+        assert_eq!(map(0x22000, 1), Ok(()));
+        assert_eq!(map(0x20800, 1), Err(Errno::EINVAL), "not page aligned");
+        assert_eq!(map(ADDRESS_END - PAGE, 2), Err(Errno::EINVAL), "beyond the end");
+        assert_eq!(map(!0xfff, 1), Err(Errno::EINVAL), "wraps");
+    }
+
+    #[test]
+    fn user_memory_that_is_gone_faults() {
+        let mut space = AddressSpace::default();
+        let memory = vec![9u8; 2 * PAGE as usize];
+        let aligned = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let user = |address| Mapping {
+            size: PAGE,
+            backing: Backing::User(address),
+            writable: true,
+            executable: false,
+        };
+        space.map(0x30000, user(aligned)).unwrap();
+        space.map(0x40000, user(PAGE)).unwrap();
+        let mut bytes = [0u8; 2];
+        space.read(7, 0x30010, &mut bytes).unwrap();
+        assert_eq!(bytes, [9, 9]);
+        let fault = space.read(7, 0x40000, &mut bytes).unwrap_err();
+        assert_eq!(fault.reason, FaultReason::NoBacking);
+    }
+}
