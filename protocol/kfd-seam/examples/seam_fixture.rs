@@ -176,6 +176,12 @@ impl KfdService for Fixture {
                 let directory = std::fs::read_dir("/sys/devices/virtual/kfd/kfd/topology/nodes");
                 // 0 where the real system answered: no GPU here has a topology of the fixture's shape.
                 *pair = [file.is_ok_and(|content| content == b"2\n").into(), directory.is_ok().into()];
+                // The program's descriptor is the fixture's memfd again.
+                let status =
+                    nix::sys::stat::fstat(std::io::stdin()).map(|status| status.st_mode & libc::S_IFMT);
+                if status != Ok(libc::S_IFREG) {
+                    return Err(Errno::EDOM);
+                }
                 Ok(0)
             }),
             _ => Err(Errno::ENOTTY),

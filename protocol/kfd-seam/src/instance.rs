@@ -150,6 +150,7 @@ pub fn owns_tables() -> bool {
 /// The library was loaded: remembers the process and arranges for its forks.
 pub fn loaded() {
     OWNER.store(own_pid(), Ordering::Release);
+    crate::trace::loaded();
     // SAFETY: the handler is a function of this library, which is never unloaded. A failure (no memory at
     // start) leaves forked children without their own service, with EBADF on every device file.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };

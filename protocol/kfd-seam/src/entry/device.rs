@@ -11,6 +11,7 @@ use crate::instance::Preload;
 use crate::kernel::{SavedErrno, kernel};
 use crate::service::{MapRequest, Result, UserPtr};
 use crate::table::Held;
+use crate::trace;
 
 /// Requests that the kernel serves itself before a driver sees them (`do_vfs_ioctl()`) and that are about
 /// the descriptor: `asm-generic/ioctls.h`.
@@ -28,12 +29,14 @@ pub unsafe fn ioctl(_: &Preload, fd: c_int, request: c_ulong, argument: *mut c_v
     // The kernel takes an unsigned int.
     let number = request as u32;
     match device(fd) {
-        Some(held) if !matches!(number, FIOCLEX | FIONCLEX | FIONBIO) => saved.finish(
-            live(&held).and_then(|device| {
-                device.instance.call(|service| service.ioctl(device.file, number, UserPtr(argument as u64)))
-            }),
-            -1,
-        ),
+        Some(held) if !matches!(number, FIOCLEX | FIONCLEX | FIONBIO) => {
+            let result = live(&held).and_then(|device| {
+                let argument = UserPtr(argument as u64);
+                device.instance.call(|service| service.ioctl(device.file, number, argument))
+            });
+            trace::ioctl(fd, number, &result);
+            saved.finish(result, -1)
+        }
         _ => kernel!(SYS_ioctl, fd, request, argument) as c_int,
     }
 }
@@ -70,6 +73,7 @@ pub unsafe fn mmap(
         let mapped = kernel!(SYS_mmap, address, length, protection, flags, file, offset);
         if mapped == -1 { Err(Errno::last()) } else { Ok(mapped as *mut c_void) }
     });
+    trace::mmap(fd, &request, &result);
     saved.finish(result, libc::MAP_FAILED)
 }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::Path;
 
 use nix::errno::Errno;
 
@@ -13,6 +13,7 @@ use crate::files::{self, DeviceFile, Kind};
 use crate::instance::{Instance, Preload, owns_tables};
 use crate::kernel::{SavedErrno, kernel};
 use crate::service::{Entry, Result};
+use crate::trace;
 
 /// `openat(2)`; `mode` is whatever stood in its place when the program passed none, and then not looked at.
 ///
@@ -87,6 +88,13 @@ pub(super) fn serve(preload: &Preload, route: Route, flags: c_int) -> Result<Raw
         Route::Missing(errno) => return Err(errno),
         _ => return Err(Errno::ENOENT),
     };
+    let result = serve_entry(preload, &path, entry, flags);
+    trace::path("open", &path, &result);
+    result
+}
+
+fn serve_entry(preload: &Preload, path: &Path, entry: Entry, flags: c_int) -> Result<RawFd> {
+    let creates = flags & libc::O_CREAT != 0;
     if creates && flags & libc::O_EXCL != 0 {
         return Err(Errno::EEXIST);
     }
@@ -117,17 +125,17 @@ pub(super) fn serve(preload: &Preload, route: Route, flags: c_int) -> Result<Raw
             let opened = instance.call(|service| service.open(id, flags))?;
             let device = DeviceFile { instance, file: opened.file };
             files::set_cloexec(&opened.descriptor, flags & libc::O_CLOEXEC != 0)?;
-            files::insert(opened.descriptor, Attributes::of(&path, &entry), Kind::Device(device))
+            files::insert(opened.descriptor, Attributes::of(path, &entry), Kind::Device(device))
         }
     }
 }
 
-fn open_place(path: PathBuf, entry: &Entry, flags: c_int) -> Result<RawFd> {
+fn open_place(path: &Path, entry: &Entry, flags: c_int) -> Result<RawFd> {
     let is_directory = matches!(entry, Entry::Directory { .. });
     if flags & libc::O_DIRECTORY != 0 && !is_directory {
         return Err(Errno::ENOTDIR);
     }
     let real = matches!(entry, Entry::Directory { merge: true, .. });
-    let descriptor = files::place_file(&path, real, flags & libc::O_CLOEXEC != 0)?;
-    files::insert(descriptor, Attributes::of(&path, entry), Kind::Place(path))
+    let descriptor = files::place_file(path, real, flags & libc::O_CLOEXEC != 0)?;
+    files::insert(descriptor, Attributes::of(path, entry), Kind::Place(path.to_owned()))
 }

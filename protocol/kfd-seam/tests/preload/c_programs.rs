@@ -26,7 +26,21 @@ macro_rules! cases {
     };
 }
 
-cases!(device, mmap, copies, escapes, files, directories, errno, fork, signals, threads, blocking, popen);
+cases!(
+    device,
+    mmap,
+    copies,
+    escapes,
+    files,
+    directories,
+    errno,
+    fork,
+    signals,
+    threads,
+    blocking,
+    popen,
+    reentry
+);
 
 #[test]
 fn panic() {

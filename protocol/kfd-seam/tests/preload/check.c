@@ -549,6 +549,13 @@ static void test_panic(void)
     int fd = open_kfd();
     FAILS(ioctl(fd, PANIC), EIO);
     CHECK(file_id(fd) != 0);
+}
+
+/* What the service itself asks on the way, the real system answers, also about the program's descriptors. */
+static void test_reentry(void)
+{
+    int fd = open_kfd();
+    CHECK(dup2(fd, 0) == 0);
     pair p = {9, 9};
     CHECK(ioctl(fd, REENTER, &p) == 0 && p.first == 0 && p.second == 0);
 }
@@ -582,7 +589,7 @@ static const struct {
     {"escapes", test_escapes}, {"files", test_files},     {"directories", test_directories},
     {"errno", test_errno},     {"fork", test_fork},       {"signals", test_signals},
     {"threads", test_threads}, {"blocking", test_blocking}, {"panic", test_panic},
-    {"failed", test_failed},   {"popen", test_popen},
+    {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen},
 };
 
 int main(int argc, char **argv)
