@@ -37,6 +37,7 @@ pub fn run(options: &Options) -> Result<i32> {
     let cache = Cache::open()?;
     fetch(&cache, options.offline)?;
     workspace.build()?;
+    workspace.build_test_programs()?;
     let mut tally = Tally::default();
     if let Err(error) = thunk::link(&workspace) {
         println!("link-thunk: FAILED: {error:#}");
@@ -121,7 +122,8 @@ fn has_nextest(workspace: &Workspace) -> bool {
 }
 
 fn nextest(workspace: &Workspace, environment: &[(String, PathBuf)], arguments: &[String]) -> Result<Tally> {
-    let report = workspace.target().join("nextest").join(PROFILE).join("junit.xml");
+    // nextest's store lies in the workspace, wherever cargo's target directory is.
+    let report = workspace.root().join("target/nextest").join(PROFILE).join("junit.xml");
     // One of an earlier run must not be taken for this one's.
     if report.exists() {
         std::fs::remove_file(&report).with_context(|| format!("remove {}", report.display()))?;

@@ -10,6 +10,9 @@ use virtio_kfd_tests::artifacts::AGENT_TARGET;
 /// The programs and libraries of the host's side, by package.
 const PROGRAMS: &[&str] = &["vhost-user-kfd", "kfd-worker", "kfd-model-preload", "guest-thunk"];
 
+/// Programs that only the tests run, on the host and in guests, by package.
+const TEST_PROGRAMS: &[&str] = &["kfd-oracle", "kfd-hostile"];
+
 /// The workspace that this program was built in.
 #[derive(Debug, Clone)]
 pub struct Workspace {
@@ -67,17 +70,26 @@ impl Workspace {
     /// progress.
     pub fn build(&self) -> Result<()> {
         tool::require(&["cc"])?;
-        eprintln!("build: {}", PROGRAMS.join(", "));
-        let mut build = self.cargo(&["build", "--release"]);
-        for package in PROGRAMS {
-            build.args(["-p", package]);
-        }
-        run(&mut build)?;
+        self.build_packages(PROGRAMS)?;
         eprintln!("build: kfd-agent");
         let mut agent = self.cargo(&["build", "--release", "-p", "kfd-agent", "--target", AGENT_TARGET]);
         // Static, so that it runs in any guest whatever its C library.
         agent.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\u{1f}-Cstrip=symbols");
         run(&mut agent)
+    }
+
+    /// Builds what only the tests need, in release mode.
+    pub fn build_test_programs(&self) -> Result<()> {
+        self.build_packages(TEST_PROGRAMS)
+    }
+
+    fn build_packages(&self, packages: &[&str]) -> Result<()> {
+        eprintln!("build: {}", packages.join(", "));
+        let mut build = self.cargo(&["build", "--release"]);
+        for package in packages {
+            build.args(["-p", package]);
+        }
+        run(&mut build)
     }
 }
 
