@@ -1,0 +1,23 @@
+//! The KFD model under a worker.
+
+use crate::seccomp::{Check, Rule, rule};
+
+/// What the KFD model does in the worker's process beyond what a worker may do: the memory of its GPU lies in memfds,
+/// it reads ioctl arguments as the kernel would, and its queues wait with time-outs.
+pub fn model() -> Vec<Rule> {
+    let own = Check::Is(0, std::process::id());
+    vec![
+        rule!(SYS_memfd_create, "memory of the GPU, open files of the devices"),
+        rule!(SYS_ftruncate, "memory of the GPU"),
+        rule!(SYS_fallocate, "memory of the GPU given back"),
+        rule!(SYS_fcntl, "copies of descriptors, seals"),
+        rule!(SYS_fstat, "which file a descriptor is"),
+        rule!(SYS_lseek, "sizes of files"),
+        rule!(SYS_pread64, "memory of the GPU"),
+        rule!(SYS_pwrite64, "memory of the GPU"),
+        rule!(SYS_process_vm_readv, "ioctl arguments", own),
+        rule!(SYS_process_vm_writev, "ioctl arguments", own),
+        rule!(SYS_getpid, "which process it is in"),
+        rule!(SYS_clock_nanosleep, "pace of its queues"),
+    ]
+}
