@@ -155,7 +155,10 @@ impl VmBuilder {
             directory,
         };
         let connection = vm.accept(&listener, self.limit)?;
-        Guest::connect(connection, vm, self.limit)
+        let guest = Guest::connect(connection, vm, self.limit)?;
+        // It is in the guest's memory now, and large.
+        std::fs::remove_file(&initrd).with_context(|| format!("remove {}", initrd.display()))?;
+        Ok(guest)
     }
 }
 

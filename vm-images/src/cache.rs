@@ -74,10 +74,16 @@ impl Cache {
             waiting();
             file.lock().at("lock", &path)?;
         }
+        // Entries are built under the lock only, so what lies here now was left by a run that was killed.
+        let left = self.root.join("tmp");
+        if left.exists() {
+            fs::remove_dir_all(&left).at("remove", &left)?;
+        }
         Ok(CacheLock { _file: file })
     }
 
-    /// A new empty directory inside the cache for an entry that is being built; it is removed when dropped.
+    /// A new empty directory inside the cache for an entry that is being built, which is done under the lock; it is
+    /// removed when dropped.
     ///
     /// # Errors
     /// [`Error::Io`] when it cannot be made.
@@ -167,6 +173,15 @@ mod tests {
         drop(first);
         assert_eq!(receiver.recv().unwrap(), "had it");
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn the_lock_clears_what_a_killed_run_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let left = cache.scratch("killed").unwrap().keep();
+        let _lock = cache.lock(|| ()).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]
