@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use hsakmt_abi::functions::FUNCTIONS;
+use hsakmt_abi::release::SYMBOL_VERSION;
 use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSymbol};
 use virtio_kfd_images::{Cache, packages, tool};
@@ -19,9 +21,6 @@ use crate::workspace::Workspace;
 /// How the names begin that the library exports: the thunk's own, and those of libdrm that a runtime calls with handles
 /// that are ours.
 const PREFIXES: &[&str] = &["hsaKmt", "amdgpu_", "drmCommand"];
-
-/// The version of all symbols of libhsakmt.
-const VERSION: &str = "HSAKMT_1";
 
 /// Package sets whose libhsakmt ours must be able to replace.
 const REPLACED: &[&str] = &["rocm-trixie", "rocm-bookworm"];
@@ -70,8 +69,20 @@ pub fn missing_exports(workspace: &Workspace, cache: &Cache) -> Result<Vec<(Stri
     Ok(missing)
 }
 
-/// The names in a static library that are exported, sorted.
+/// The names that the library exports, sorted: the thunk's functions, all of which must be there, and what the static
+/// library has of libdrm's.
 fn exported(archive: &Path) -> Result<Vec<String>> {
+    let names = defined(archive)?;
+    let missing: Vec<&str> =
+        FUNCTIONS.iter().map(|function| function.name).filter(|name| !names.contains(*name)).collect();
+    if !missing.is_empty() {
+        bail!("{}: {} functions are not defined: {}", archive.display(), missing.len(), missing.join(", "));
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// The names in a static library that begin as an exported name may, sorted.
+fn defined(archive: &Path) -> Result<BTreeSet<String>> {
     let data = fs::read(archive).with_context(|| format!("read {}", archive.display()))?;
     let file = ArchiveFile::parse(data.as_slice()).with_context(|| format!("{}", archive.display()))?;
     let mut names = BTreeSet::new();
@@ -88,14 +99,11 @@ fn exported(archive: &Path) -> Result<Vec<String>> {
             }
         }
     }
-    if names.is_empty() {
-        bail!("{}: no symbol begins with one of {}", archive.display(), PREFIXES.join(", "));
-    }
-    Ok(names.into_iter().collect())
+    Ok(names)
 }
 
 fn version_script(names: &[String]) -> String {
-    let mut text = format!("{VERSION} {{\nglobal:\n");
+    let mut text = format!("{SYMBOL_VERSION} {{\nglobal:\n");
     for name in names {
         text.push_str(&format!("    {name};\n"));
     }
@@ -143,6 +151,9 @@ mod tests {
         .unwrap();
         tool::output(Command::new("cc").arg("-c").arg(place("a.c")).arg("-o").arg(place("a.o"))).unwrap();
         tool::output(Command::new("ar").arg("rcs").arg(place("l.a")).arg(place("a.o"))).unwrap();
-        assert_eq!(exported(&place("l.a")).unwrap(), ["hsaKmtOpenKFD"]);
+        assert_eq!(defined(&place("l.a")).unwrap(), ["hsaKmtOpenKFD".to_owned()].into());
+        let error = exported(&place("l.a")).unwrap_err().to_string();
+        assert!(error.contains("functions are not defined: hsaKmtAcquireSystemProperties, "), "{error}");
+        assert!(!error.contains("hsaKmtOpenKFD"), "{error}");
     }
 }
