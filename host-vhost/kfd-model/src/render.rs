@@ -3,7 +3,7 @@
 //! Deliberate differences from the kernel (Linux 6.12): buffer objects of the render node (GEM, PRIME), contexts,
 //! command submission and synchronisation objects answer `EOPNOTSUPP`; AMDGPU_INFO about video, sensors, the
 //! VBIOS and hardware blocks answers `EINVAL`, as for a query that the driver does not know; memory usage is that of
-//! this process. There is no primary node (`card*`).
+//! this process. There is no primary node in `/dev/dri`, only in sysfs.
 
 use kfd_abi::drm::amdgpu::{
     AMDGPU_INFO_ACCEL_WORKING, AMDGPU_INFO_DEV_INFO, AMDGPU_INFO_GTT_USAGE, AMDGPU_INFO_MEMORY,

@@ -5,7 +5,7 @@ use core::fmt::Write;
 use kfd_seam::DeviceId;
 
 use crate::profile::{Gpu, Profile};
-use crate::topology::{DRM_MAJOR, Node, Topology};
+use crate::topology::{DRM_MAJOR, FIRST_RENDER_MINOR, Node, Topology};
 use crate::tree::Tree;
 
 /// The device of `/dev/kfd`.
@@ -168,20 +168,31 @@ fn render_node(tree: &mut Tree, gpu: &Gpu, index: usize, minor: u32) {
     tree.file(&format!("{base}/uevent"), uevent);
     tree.link(&format!("{base}/subsystem"), "../../../../bus/pci");
     tree.link(&format!("{base}/driver"), "../../../../bus/pci/drivers/amdgpu");
-    let node = format!("{base}/drm/renderD{minor}");
-    tree.file(&format!("{node}/dev"), format!("{DRM_MAJOR}:{minor}\n"));
-    let uevent = format!("MAJOR={DRM_MAJOR}\nMINOR={minor}\nDEVNAME=dri/renderD{minor}\nDEVTYPE=drm_minor\n");
-    tree.file(&format!("{node}/uevent"), uevent);
-    tree.link(&format!("{node}/device"), &format!("../../../{address}"));
-    tree.link(&format!("{node}/subsystem"), "../../../../../../class/drm");
-
-    let from_sys = node.strip_prefix("/sys/").unwrap_or(&node);
-    tree.link(&format!("/sys/class/drm/renderD{minor}"), &format!("../../{from_sys}"));
-    tree.link(&format!("/sys/dev/char/{DRM_MAJOR}:{minor}"), &format!("../../{from_sys}"));
+    // libdrm tells GPUs apart by the name of their primary node. As in a container that was given render nodes only,
+    // sysfs has it and /dev/dri does not.
+    let card = FIRST_CARD_MINOR.saturating_add(minor.saturating_sub(FIRST_RENDER_MINOR));
+    drm_minor(tree, &base, &format!("card{card}"), card);
+    drm_minor(tree, &base, &format!("renderD{minor}"), minor);
     let from_sys = base.strip_prefix("/sys/").unwrap_or(&base);
     tree.link(&format!("/sys/bus/pci/devices/{address}"), &format!("../../../{from_sys}"));
     tree.device(&format!("/dev/dri/renderD{minor}"), render_device(index), DRM_MAJOR, minor);
     tree.link(&format!("/dev/dri/by-path/pci-{address}-render"), &format!("../renderD{minor}"));
+}
+
+/// Minor number of the first GPU's primary node: behind those that a host may have.
+const FIRST_CARD_MINOR: u32 = 16;
+
+/// A DRM device of the PCI function at `base`.
+fn drm_minor(tree: &mut Tree, base: &str, name: &str, minor: u32) {
+    let node = format!("{base}/drm/{name}");
+    tree.file(&format!("{node}/dev"), format!("{DRM_MAJOR}:{minor}\n"));
+    let uevent = format!("MAJOR={DRM_MAJOR}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor\n");
+    tree.file(&format!("{node}/uevent"), uevent);
+    tree.link(&format!("{node}/device"), "../..");
+    tree.link(&format!("{node}/subsystem"), "../../../../../../class/drm");
+    let from_sys = node.strip_prefix("/sys/").unwrap_or(&node);
+    tree.link(&format!("/sys/class/drm/{name}"), &format!("../../{from_sys}"));
+    tree.link(&format!("/sys/dev/char/{DRM_MAJOR}:{minor}"), &format!("../../{from_sys}"));
 }
 
 /// PCI class of a display controller without a VGA part.
