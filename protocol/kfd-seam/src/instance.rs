@@ -144,12 +144,22 @@ fn make(preload: &Preload) -> Option<Box<dyn KfdService>> {
 /// Whether this is the process that the tables describe, and not a child of `vfork` or of a bare `clone`
 /// that uses a copy.
 pub fn owns_tables() -> bool {
-    OWNER.load(Ordering::Acquire) == own_pid()
+    let pid = own_pid();
+    match OWNER.load(Ordering::Acquire) {
+        // A library's constructor that runs before this one's.
+        0 => {
+            loaded();
+            OWNER.load(Ordering::Acquire) == pid
+        }
+        owner => owner == pid,
+    }
 }
 
-/// The library was loaded: remembers the process and arranges for its forks.
+/// The library was loaded: remembers the process and arranges for its forks, once.
 pub fn loaded() {
-    OWNER.store(own_pid(), Ordering::Release);
+    if OWNER.compare_exchange(0, own_pid(), Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return;
+    }
     crate::trace::loaded();
     // SAFETY: the handler is a function of this library, which is never unloaded. A failure (no memory at
     // start) leaves forked children without their own service, with EBADF on every device file.

@@ -3,7 +3,8 @@
 //! Three ways lead there, none of them back into the exported functions:
 //! - [`kernel!`] hands a call of the program to the kernel as it came, as a raw system call: what is a system
 //!   call behind a thin libc function must also work before libc's constructors ran, in signal handlers
-//!   and between `vfork` and `exec`, where `dlsym` must not be called;
+//!   and between `vfork` and `exec`, where `dlsym` must not be called (the price: such a call is no cancellation
+//!   point, and a second preload library behind this one does not see it);
 //! - [`next`] finds the libc function of the same name (`RTLD_NEXT`) where there is more behind it: streams,
 //!   `popen`, `realpath`, `fcntl`;
 //! - what the front end does on its own behalf goes through rustix, which makes system calls itself and leaves

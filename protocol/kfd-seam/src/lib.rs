@@ -5,6 +5,18 @@
 //! `LD_PRELOAD` alone. What a preload library cannot reach: static and setuid programs, raw system calls,
 //! calls inside libc (`scandir`, `fts`, `glob`), libraries loaded with `RTLD_DEEPBIND`.
 //!
+//! What differs from the kernel's device nodes:
+//! - `read`, `write`, `lseek` and `poll` act on the descriptor that the service gave. `poll` says ready at once on a
+//!   memfd, as the kernel does for a file without a poll operation, which `/dev/kfd` is.
+//! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device.
+//! - In a forked child every device file of the parent answers `EBADF`: amdkfd does so, a render node would not.
+//!   Between `vfork` and `exec` no device can be opened (`EOPNOTSUPP`).
+//! - Files have the size of their content, where sysfs says 4096, and times of 0.
+//! - A path is the service's when it is absolute or begins at a directory that was opened here; the working
+//!   directory cannot be one of the service's. A link of the real file system that leads to the service's
+//!   paths is not followed to them.
+//! - A signal handler that interrupts a call of the service and names one of its paths reaches the real system.
+//!
 //! With `VIRTIO_KFD_SEAM_TRACE` in the environment, each open, ioctl and mmap that was served is told on the
 //! standard error output.
 

@@ -57,6 +57,8 @@ unsafe fn serve(preload: &Preload, route: Route, mode: *const c_char) -> Result<
 /// `O_*` of an `fopen` mode.
 fn open_flags(mode: &[u8]) -> Option<c_int> {
     let (first, rest) = mode.split_first()?;
+    // What follows a comma is the encoding.
+    let rest = rest.split(|byte| *byte == b',').next().unwrap_or_default();
     let begin = match first {
         b'r' => 0,
         b'w' => libc::O_CREAT | libc::O_TRUNC,
@@ -119,6 +121,7 @@ mod tests {
         assert_eq!(open_flags(b"a+"), Some(libc::O_RDWR | libc::O_CREAT | libc::O_APPEND));
         assert_eq!(open_flags(b"re"), Some(libc::O_RDONLY | libc::O_CLOEXEC));
         assert_eq!(open_flags(b"wx"), Some(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_EXCL));
+        assert_eq!(open_flags(b"r,ccs=utex+"), Some(libc::O_RDONLY));
         assert_eq!(open_flags(b""), None);
         assert_eq!(open_flags(b"q"), None);
     }

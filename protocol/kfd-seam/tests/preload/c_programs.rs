@@ -1,6 +1,9 @@
 //! A C program under the fixture, case by case, compiled in the ways that give a program different
 //! entry points.
 
+use std::path::Path;
+use std::process::Command;
+
 use crate::support::{compile, run};
 
 /// Runs `case` of the C program; the status must be success. Returns what it wrote to the standard error output.
@@ -45,6 +48,22 @@ cases!(
 #[test]
 fn panic() {
     assert!(check("panic", &[], &[]).contains("a fault of the service"));
+}
+
+/// A library's constructor comes before the preloaded library's own.
+#[test]
+fn early() {
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join("libearly.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/early.c");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    if compiled.is_ok_and(|status| status.success()) {
+        let library = library.to_str().unwrap();
+        let run_path = format!("-Wl,-rpath,{}", directory.path().display());
+        check("early", &["-DEARLY", "-Wl,--no-as-needed", library, &run_path], &[]);
+    } else {
+        println!("skipped: no C compiler (cc)");
+    }
 }
 
 #[test]

@@ -569,6 +569,25 @@ static void test_failed(void)
     CHECK(stat("/etc/passwd", &st) == 0);
 }
 
+/* A device that a library's constructor opened. */
+static void test_early(void)
+{
+#ifdef EARLY
+    extern int early_fd(void);
+    int fd = early_fd();
+    CHECK(fd >= 0 && file_id(fd) == 1 << 8);
+    pid_t child = fork();
+    if (child == 0) {
+        FAILS(ioctl(fd, FILE_ID, &(pair){0}), EBADF);
+        int own = open_kfd();
+        CHECK(file_id(own) == 1 << 8);
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+#endif
+}
+
 static void test_popen(void)
 {
     char text[128];
@@ -589,7 +608,7 @@ static const struct {
     {"escapes", test_escapes}, {"files", test_files},     {"directories", test_directories},
     {"errno", test_errno},     {"fork", test_fork},       {"signals", test_signals},
     {"threads", test_threads}, {"blocking", test_blocking}, {"panic", test_panic},
-    {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen},
+    {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen}, {"early", test_early},
 };
 
 int main(int argc, char **argv)

@@ -34,7 +34,7 @@ pub fn compile(directory: &Path, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/check.c");
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-g", "-pthread"]);
-    compile.args(flags).arg("-o").arg(&program).arg(source);
+    compile.arg("-o").arg(&program).arg(source).args(flags);
     match compile.output() {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
