@@ -1,7 +1,7 @@
 //! What a test run came to: read from nextest's report or from the output of cargo test.
 //!
-//! A test that cannot run prints a line `SKIP: reason` and returns; to the test runner it has passed, here it counts as
-//! skipped.
+//! A test that cannot run prints a line `SKIP: reason` (or `skipped: reason`) and returns; to the test runner it has
+//! passed, here it counts as skipped.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-/// How the line of a skipped test begins.
-const SKIP: &str = "SKIP:";
+/// How the line of a skipped test begins, in upper or lower case.
+const SKIP: &[&str] = &["skip", "skipped"];
 
 /// Numbers of tests, and why some were skipped.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -88,8 +88,7 @@ pub fn junit(text: &str) -> Result<Tally> {
                 "system-out" | "system-err" => {
                     in_output = false;
                     if reason.is_none() {
-                        reason =
-                            output.lines().find_map(|line| line.trim().strip_prefix(SKIP)).map(str::to_owned);
+                        reason = output.lines().find_map(skip_reason).map(str::to_owned);
                     }
                     output.clear();
                 }
@@ -104,6 +103,12 @@ pub fn junit(text: &str) -> Result<Tally> {
             _ => {}
         }
     }
+}
+
+/// The reason in the line of a skipped test.
+fn skip_reason(line: &str) -> Option<&str> {
+    let (word, reason) = line.trim().split_once(':')?;
+    SKIP.iter().any(|skip| skip.eq_ignore_ascii_case(word)).then_some(reason)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -133,12 +138,12 @@ pub fn libtest(text: &str) -> Tally {
             tally.passed += number("passed");
             tally.failed += number("failed");
             tally.skipped += number("ignored");
-        // Without a line break before it when the runner has begun a line of its own.
-        } else if let Some((before, reason)) = line.split_once(SKIP)
-            && (before.is_empty() || before.starts_with("test "))
-        {
-            let test = before.trim_start_matches("test ").trim_end_matches(" ... ");
-            tally.skip(test, reason);
+        } else {
+            // The runner may have begun the line with the test's name.
+            let (test, rest) = line.split_once(" ... ").unwrap_or(("test", line));
+            if let Some(reason) = skip_reason(rest) {
+                tally.skip(test.trim_start_matches("test "), reason);
+            }
         }
     }
     tally.passed = tally.passed.saturating_sub(tally.reasons.len());
@@ -183,11 +188,11 @@ test a::skips ... ok
     /// Output of rustc 1.95's test runner.
     #[test]
     fn output_of_cargo_test_is_counted() {
-        let text = "running 3 tests\ntest a ... SKIP: no GPU\nok\ntest b ... ok\nSKIP: no network\ntest c ... ok\n\n\
+        let text = "running 3 tests\ntest a ... SKIP: no GPU\nok\ntest b ... ok\nSKIPPED: no network\ntest c ... ok\n\n\
                     test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\
                     test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s\n";
         let tally = libtest(text);
         assert_eq!(tally.to_string(), "5 passed, 2 failed, 3 skipped");
-        assert_eq!(tally.reasons, ["a: no GPU", ": no network"]);
+        assert_eq!(tally.reasons, ["a: no GPU", "test: no network"]);
     }
 }
