@@ -8,11 +8,13 @@ pub mod artifacts;
 pub mod guest;
 pub mod process;
 pub mod qemu;
+pub mod runtime;
 pub mod vm;
 
 pub use artifacts::Artifacts;
 pub use guest::{Command, Guest, Output};
 pub use process::Keeper;
+pub use runtime::Runtime;
 pub use vm::{Vm, VmBuilder};
 
 /// Prints `SKIP: ` and the reason, and returns from the test.

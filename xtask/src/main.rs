@@ -1,5 +1,6 @@
 //! The project's commands: `cargo xtask demo`, `cargo xtask test` and what they are made of.
 
+mod bench;
 mod check;
 mod demo;
 mod direction;
@@ -8,6 +9,7 @@ mod image;
 mod licences;
 mod packages;
 mod report;
+mod stack;
 mod test;
 mod thunk;
 mod workspace;
@@ -26,12 +28,14 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run Debian's rocminfo in a QEMU guest on a simulated GPU.
+    /// Run Debian's rocminfo on a simulated GPU: in a QEMU guest, or on the host in loop-back.
     Demo(demo::Options),
     /// Run all tests.
     Test(test::Options),
     /// Check formatting, lints, dependency direction, ABI, exports, licences and repository hygiene.
     Check(check::Options),
+    /// Measure.
+    Bench(bench::Options),
     /// Build the guest image.
     Image(image::Options),
     /// Build and link the guest library, libhsakmt.so.1.
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Bench(options) => bench::run(&options).map(|()| 0),
         Command::Image(options) => image::run(&options).map(|()| 0),
         Command::LinkThunk => link_thunk().map(|()| 0),
         Command::Packages(options) => packages::run(&options).map(|()| 0),

@@ -1,0 +1,69 @@
+//! The host's side on the model, and programs of the package sets that run on it or on the model alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use virtio_kfd_tests::{Artifacts, Keeper, Runtime};
+
+/// The package set whose programs run on the host.
+const RUNTIME: &str = "rocm-trixie";
+
+/// The model as a preload library.
+const PRELOAD: &str = "libkfd_model_preload.so";
+
+/// A running daemon; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Stack {
+    daemon: Keeper,
+    directory: tempfile::TempDir,
+}
+
+impl Stack {
+    /// Starts the daemon on the model `profile` and waits until it listens; it is killed after `limit`.
+    pub fn start(artifacts: &Artifacts, profile: &str, limit: Duration) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("kfd-host-").tempdir().context("temporary directory")?;
+        let socket = directory.path().join("gpu");
+        let mut command = Command::new(artifacts.program("vhost-user-kfd")?);
+        command.arg("--socket").arg(&socket).arg("--kfd").arg(format!("model:{profile}"));
+        let daemon = Keeper::start(command, &directory.path().join("log"), limit)?;
+        daemon.wait_for_path(&socket, Duration::from_secs(30))?;
+        Ok(Self { daemon, directory })
+    }
+
+    /// The vhost-user socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("gpu")
+    }
+
+    /// What the daemon printed last.
+    pub fn report(&self) -> String {
+        self.daemon.report()
+    }
+}
+
+/// A program of the package set on the model alone: Debian's thunk, no daemon.
+pub fn native(artifacts: &Artifacts, profile: &str, program: &str) -> Result<Command> {
+    on_model(artifacts, Runtime::new(artifacts.packages(RUNTIME)?), profile, program)
+}
+
+/// The same program in loop-back: our thunk, which speaks to the daemon at `socket`.
+///
+/// The model stands under the program as well, but only for what rocminfo asks the system before it calls the thunk
+/// (whether the amdgpu module is loaded).
+pub fn loopback(artifacts: &Artifacts, profile: &str, socket: &Path, program: &str) -> Result<Command> {
+    let thunk = artifacts.thunk()?;
+    let directory = thunk.parent().context("the guest library's directory")?;
+    let runtime = Runtime::new(artifacts.packages(RUNTIME)?).with_libraries(directory);
+    let mut command = on_model(artifacts, runtime, profile, program)?;
+    command.env("VIRTIO_KFD_LOOPBACK", socket);
+    Ok(command)
+}
+
+fn on_model(artifacts: &Artifacts, runtime: Runtime, profile: &str, program: &str) -> Result<Command> {
+    let mut command = runtime.command(program)?;
+    command.env("LD_PRELOAD", artifacts.program(PRELOAD)?).env("VIRTIO_KFD_MODEL", profile);
+    Ok(command)
+}
