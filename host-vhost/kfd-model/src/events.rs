@@ -57,10 +57,11 @@ struct Page {
 }
 
 impl Page {
-    fn slot(&self, id: u32) -> Result<u64> {
-        let mut bytes = [0u8; 8];
-        self.arena.read(self.place(id)?, &mut bytes)?;
-        Ok(u64::from_ne_bytes(bytes))
+    /// All slots.
+    fn slots(&self) -> Result<Vec<[u8; 8]>> {
+        let mut bytes = vec![0u8; EVENT_PAGE_SIZE as usize];
+        self.arena.read(self.offset, &mut bytes)?;
+        Ok(bytes.as_chunks().0.to_vec())
     }
 
     fn clear(&self, id: u32) -> Result<()> {
@@ -245,20 +246,22 @@ impl Events {
     pub fn interrupt(&self, partial_id: u32, valid_bits: u32) {
         let mut table = self.table();
         let Some(page) = table.page.clone() else { return };
-        let written = |id: u32| page.slot(id).is_ok_and(|value| value != UNSIGNALED_EVENT_SLOT);
+        let Ok(slots) = page.slots() else { return };
+        let written =
+            |id: u32| slots.get(id as usize).is_some_and(|slot| *slot != UNSIGNALED_EVENT_SLOT.to_ne_bytes());
         let step = 1u32.checked_shl(valid_bits).unwrap_or(KFD_SIGNAL_EVENT_LIMIT).min(KFD_SIGNAL_EVENT_LIMIT);
         let found = (valid_bits > 0 && partial_id < KFD_SIGNAL_EVENT_LIMIT)
             .then(|| (partial_id..KFD_SIGNAL_EVENT_LIMIT).step_by(step as usize))
             .into_iter()
             .flatten()
             .find(|id| written(*id) && table.signal.get(*id).is_some());
+        // A slot without an event stays as it is, as in the kernel.
         let ids: Vec<u32> = match found {
             Some(id) => vec![id],
-            None => (1..KFD_SIGNAL_EVENT_LIMIT).filter(|id| written(*id)).collect(),
+            None => table.signal.iter().map(|(id, _)| id).filter(|id| written(*id)).collect(),
         };
         for id in ids {
-            // A slot without an event stays as it is, as in the kernel.
-            if table.signal.get(id).is_some() && page.clear(id).is_ok() {
+            if page.clear(id).is_ok() {
                 table.signal(id);
             }
         }

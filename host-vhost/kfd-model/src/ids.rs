@@ -53,7 +53,7 @@ impl<T> Ids<T> {
         self.items.get_mut(&id)
     }
 
-    /// All things with their numbers, in order.
+    /// All numbers with their things, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.items.iter().map(|(id, item)| (*id, item))
     }

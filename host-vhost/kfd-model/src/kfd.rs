@@ -5,12 +5,12 @@
 //! | call | kernel | here |
 //! |---|---|---|
 //! | CREATE_QUEUE, after all checks of its arguments | makes a queue | `EOPNOTSUPP`: no engine yet |
-//! | IMPORT_DMABUF, EXPORT_DMABUF and GET_DMABUF_INFO with a GPU | dma-bufs | `EOPNOTSUPP` |
+//! | IMPORT_DMABUF and EXPORT_DMABUF, after all checks of their arguments | dma-bufs | `EOPNOTSUPP` |
 //! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
 //! | SVM in a kernel that has it | ranges | `EOPNOTSUPP`; the node's capability says that there is none |
-//! | DBG_TRAP | the debugger | `EOPNOTSUPP` |
+//! | DBG_TRAP on a process | the debugger | `EOPNOTSUPP` |
 //! | CREATE_PROCESS (1.19), PROFILER (1.23) | | `EOPNOTSUPP` |
-//! | CRIU_OP with the capability for it | checkpoint and restore | `EACCES` as without |
+//! | CRIU_OP with a GPU and the capability for it | checkpoint and restore | `EOPNOTSUPP` |
 //! | WAIT_EVENTS when a signal arrives | `EINTR` or a restart | goes on |
 //! | WAIT_EVENTS with a bad pointer | events before the bad entry may be reset | none is |
 //! | CREATE_EVENT | types other than signal and debug without limit | 4096 of them, then `ENOSPC` |
@@ -131,7 +131,8 @@ pub fn ioctl(
         | nr::DBG_UNREGISTER_DEPRECATED
         | nr::DBG_ADDRESS_WATCH_DEPRECATED
         | nr::DBG_WAVE_CONTROL_DEPRECATED => Err(Errno::EPERM),
-        nr::CRIU_OP => Err(Errno::EACCES),
+        nr::CRIU_OP => call.criu_op(),
+        nr::DBG_TRAP => call.dbg_trap(),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

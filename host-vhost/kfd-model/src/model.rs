@@ -173,8 +173,8 @@ impl Model {
         let device = self.process.devices.get(index).ok_or(Errno::ENODEV)?;
         let mut state = self.process.state();
         let own = state.device(index)?;
-        let found = own.buffers.iter().find(|(_, buffer)| buffer.mmap_offset == request.offset);
-        let (_, buffer) = found.filter(|(_, buffer)| length <= buffer.size).ok_or(Errno::EINVAL)?;
+        let number = own.by_offset.get(&request.offset).ok_or(Errno::EINVAL)?;
+        let buffer = own.buffers.get(*number).filter(|buffer| length <= buffer.size).ok_or(Errno::EINVAL)?;
         // Buffers belong to the open file whose address space the process took.
         if own.drm_file != Some(file) {
             return Err(Errno::EACCES);

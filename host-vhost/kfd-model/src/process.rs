@@ -1,5 +1,6 @@
 //! A KFD process: what amdkfd keeps for one address space (`struct kfd_process` and its per-GPU data).
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kfd_abi::memory::AllocFlags;
@@ -99,6 +100,8 @@ pub struct DeviceState {
     pub drm_file: Option<FileId>,
     /// Buffers by the low half of their handle.
     pub buffers: Ids<Buffer>,
+    /// Numbers of buffers by their mmap offset.
+    pub by_offset: BTreeMap<u64, u32>,
     /// Offset of the doorbell slice.
     pub doorbells: Option<u64>,
     /// Offset of the page of remapped registers.
@@ -288,6 +291,7 @@ impl DeviceState {
         Self {
             drm_file: None,
             buffers: Ids::starting_at(0),
+            by_offset: BTreeMap::new(),
             doorbells: None,
             mmio: None,
             reserved: None,

@@ -507,6 +507,17 @@ impl Profile {
                 return Err(format!("XGMI link between GPUs {first} and {second}, which share no hive_id"));
             }
         }
+        for (first, a) in self.gpu.iter().enumerate().filter(|(_, gpu)| gpu.hive_id != 0) {
+            for (second, _) in
+                self.gpu.iter().enumerate().skip(first + 1).filter(|(_, b)| b.hive_id == a.hive_id)
+            {
+                if !self.link.iter().any(|link| [[first, second], [second, first]].contains(&link.gpus)) {
+                    return Err(format!(
+                        "GPUs {first} and {second} share a hive_id, but no [[link]] joins them"
+                    ));
+                }
+            }
+        }
         Ok(())
     }
 }

@@ -103,8 +103,7 @@ fn describe(version: &mut Version, drm_minor: i32) -> Result<i32> {
     version.version_minor = drm_minor;
     version.version_patchlevel = 0;
     copy_field(version.name, &mut version.name_len, b"amdgpu")?;
-    // Linux 6.12 still has the driver's date, as 6.1; later kernels say 0.
-    copy_field(version.date, &mut version.date_len, b"20150101")?;
+    copy_field(version.date, &mut version.date_len, b"0")?;
     copy_field(version.desc, &mut version.desc_len, b"AMD GPU")?;
     Ok(0)
 }
@@ -176,7 +175,7 @@ fn heap(total: u64, usable: u64, used: u64) -> HeapInfo {
         total_heap_size: total,
         usable_heap_size: usable,
         heap_usage: used,
-        max_allocation: usable / 4 * 3,
+        max_allocation: usable.saturating_mul(3) / 4,
     }
 }
 

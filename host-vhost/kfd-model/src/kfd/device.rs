@@ -1,11 +1,13 @@
 //! Version, apertures, clocks, and what is set for a GPU as a whole.
 
+use caps::{CapSet, Capability};
 use kfd_abi::aperture::{
     APERTURE_LIMIT_GFX9, GPUVM_BASE_GFX9, GetProcessAperturesArgs, GetProcessAperturesNewArgs, LDS_BASE_GFX9,
     ProcessDeviceApertures, SCRATCH_BASE_GFX9,
 };
 use kfd_abi::clock::GetClockCountersArgs;
-use kfd_abi::debug::{KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK, RuntimeEnableArgs};
+use kfd_abi::criu::{CriuArgs, KFD_CRIU_OP_PROCESS_INFO};
+use kfd_abi::debug::{DbgTrapArgs, KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK, RuntimeEnableArgs};
 use kfd_abi::memory::{
     AcquireVmArgs, GetTileConfigArgs, KFD_IOC_CACHE_POLICY_COHERENT, KFD_IOC_CACHE_POLICY_NONCOHERENT,
     SetMemoryPolicyArgs, SetScratchBackingVaArgs, SetTrapHandlerArgs,
@@ -234,6 +236,28 @@ impl Call<'_> {
         self.run(|arguments: &mut SmiEventsArgs| {
             self.process.device(arguments.gpuid)?;
             Err(Errno::EOPNOTSUPP)
+        })
+    }
+
+    /// The flag of the table that asks for a capability, then `kfd_ioctl_criu` for a process without devices.
+    pub(super) fn criu_op(&self) -> Result<i32> {
+        let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+        if !has(Capability::CAP_CHECKPOINT_RESTORE) && !has(Capability::CAP_SYS_ADMIN) {
+            return Err(Errno::EACCES);
+        }
+        self.run(|arguments: &mut CriuArgs| {
+            if !self.process.devices.is_empty() {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            // criu_process_info; the other operations miss the lists that they need.
+            Err(if arguments.op == KFD_CRIU_OP_PROCESS_INFO { Errno::ENODEV } else { Errno::EINVAL })
+        })
+    }
+
+    /// `kfd_ioctl_set_debug_trap`: no process has number 0.
+    pub(super) fn dbg_trap(&self) -> Result<i32> {
+        self.run(|arguments: &mut DbgTrapArgs| {
+            Err(if arguments.pid == 0 { Errno::ESRCH } else { Errno::EOPNOTSUPP })
         })
     }
 }

@@ -18,6 +18,9 @@ use crate::user;
 /// GPU ids in one MAP or UNMAP: as many as fit into the kernel's largest allocation of 4 MiB.
 const MAX_DEVICES: u32 = (4 << 20) / 4;
 
+/// Kinds of memory that a render node's `mmap` knows.
+const MAPPED_BY_RENDER_NODE: AllocFlags = AllocFlags::VRAM.union(AllocFlags::GTT).union(AllocFlags::USERPTR);
+
 /// Content of a fresh doorbell: no queue is rung.
 const IDLE_DOORBELLS: u8 = 0xff;
 
@@ -70,6 +73,10 @@ impl Call<'_> {
                 release(&mut state, index, device, &buffer)?;
                 return Err(Errno::ENOMEM);
             };
+            // The doorbell slice and the MMIO page are shared by all their buffers, and mapped through /dev/kfd.
+            if buffer.flags.intersects(MAPPED_BY_RENDER_NODE) {
+                state.device(index)?.by_offset.insert(buffer.mmap_offset, number);
+            }
             arguments.handle = Handle { gpu_id: arguments.gpu_id, number }.whole();
             arguments.mmap_offset = mmap_offset;
             Ok(())
@@ -90,6 +97,7 @@ impl Call<'_> {
                 return Err(Errno::EBUSY);
             }
             let buffer = buffers.remove(handle.number).ok_or(Errno::EINVAL)?;
+            state.device(index)?.by_offset.remove(&buffer.mmap_offset);
             release(&mut state, index, device, &buffer)
         })
     }
@@ -140,10 +148,12 @@ impl Call<'_> {
         })
     }
 
-    /// `kfd_ioctl_get_dmabuf_info`.
+    /// `kfd_ioctl_get_dmabuf_info`: there are no dma-bufs of this driver, so every descriptor is something else.
     pub(super) fn get_dmabuf_info(&self) -> Result<i32> {
-        self.run(|_: &mut GetDmabufInfoArgs| {
-            Err(if self.process.devices.is_empty() { Errno::EINVAL } else { Errno::EOPNOTSUPP })
+        self.run(|arguments: &mut GetDmabufInfoArgs| {
+            let without_gpu = self.process.devices.is_empty();
+            let open = without_gpu || self.descriptors.find(arguments.dmabuf_fd).is_some();
+            Err(if open { Errno::EINVAL } else { Errno::EBADF })
         })
     }
 

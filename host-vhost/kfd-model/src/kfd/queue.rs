@@ -115,7 +115,7 @@ impl Call<'_> {
 
     /// `pqm_get_wave_state`: no queue has that id.
     pub(super) fn get_queue_wave_state(&self) -> Result<i32> {
-        self.run(|_: &mut GetQueueWaveStateArgs| Err(Errno::EINVAL))
+        self.run(|_: &mut GetQueueWaveStateArgs| Err(Errno::EFAULT))
     }
 
     /// `kfd_ioctl_alloc_queue_gws`: no queue has that id.

@@ -1,6 +1,6 @@
 //! Answers to wrong calls.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use kfd_abi::clock::GetClockCountersArgs;
 use kfd_abi::criu::CriuArgs;
@@ -9,8 +9,9 @@ use kfd_abi::event::{EventData, KFD_IOC_EVENT_SIGNAL, WaitEventsArgs};
 use kfd_abi::ioctl::{Direction, request as ioc};
 use kfd_abi::kfd::{nr, request};
 use kfd_abi::memory::{
-    AcquireVmArgs, AllocFlags, ExportDmabufArgs, GetAvailableMemoryArgs, GetTileConfigArgs, ImportDmabufArgs,
-    MapMemoryToGpuArgs, SetMemoryPolicyArgs, SetScratchBackingVaArgs, SetTrapHandlerArgs,
+    AcquireVmArgs, AllocFlags, ExportDmabufArgs, GetAvailableMemoryArgs, GetDmabufInfoArgs,
+    GetTileConfigArgs, ImportDmabufArgs, MapMemoryToGpuArgs, SetMemoryPolicyArgs, SetScratchBackingVaArgs,
+    SetTrapHandlerArgs,
 };
 use kfd_abi::queue::{CreateQueueArgs, DestroyQueueArgs, SetCuMaskArgs, UpdateQueueArgs};
 use kfd_abi::smi::SmiEventsArgs;
@@ -176,6 +177,23 @@ fn a_render_node_is_acquired_once() {
 }
 
 #[test]
+fn there_are_no_dma_bufs() {
+    // amdgpu_amdkfd_get_dmabuf_info: dma_buf_get.
+    let caller = Caller::new("gfx906");
+    let descriptor = u32::try_from(caller.descriptor.as_raw_fd()).unwrap();
+    let info = |dmabuf_fd| {
+        caller.call(request::GET_DMABUF_INFO, &mut GetDmabufInfoArgs { dmabuf_fd, ..Default::default() })
+    };
+    assert_eq!((info(descriptor), info(999_999)), (Err(Errno::EINVAL), Err(Errno::EBADF)));
+    // kfd_ioctl_export_dmabuf; then a deliberate difference.
+    let buffer = caller.allocate(caller.gpu(), 0x10_0000, PAGE, AllocFlags::GTT).unwrap();
+    let export =
+        |handle| caller.call(request::EXPORT_DMABUF, &mut ExportDmabufArgs { handle, ..Default::default() });
+    assert_eq!(export(buffer.handle + 1), Err(Errno::EINVAL));
+    assert_eq!(export(buffer.handle), Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
 fn policies_are_checked() {
     // kfd_ioctl_set_memory_policy.
     let caller = Caller::new("gfx906");
@@ -258,8 +276,12 @@ fn old_debugger_and_checkpoints() {
     ] {
         assert_eq!(caller.call(code, &mut old), Err(Errno::EPERM));
     }
-    assert_eq!(caller.call(request::CRIU_OP, &mut CriuArgs::default()), Err(Errno::EACCES));
-    assert_eq!(caller.call(request::DBG_TRAP, &mut DbgTrapArgs::default()), Err(Errno::EOPNOTSUPP));
+    let criu = caller.call(request::CRIU_OP, &mut CriuArgs::default());
+    assert!(matches!(criu, Err(Errno::EACCES | Errno::EOPNOTSUPP)), "by capability: {criu:?}");
+    // kfd_ioctl_set_debug_trap: no process has number 0.
+    assert_eq!(caller.call(request::DBG_TRAP, &mut DbgTrapArgs::default()), Err(Errno::ESRCH));
+    let mut own = DbgTrapArgs { pid: std::process::id(), ..Default::default() };
+    assert_eq!(caller.call(request::DBG_TRAP, &mut own), Err(Errno::EOPNOTSUPP));
 }
 
 #[test]

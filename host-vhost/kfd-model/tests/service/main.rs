@@ -10,6 +10,7 @@
 mod caller;
 mod errnos;
 mod gpuless;
+mod hostile;
 mod mapping;
 mod memory;
 mod profiles;

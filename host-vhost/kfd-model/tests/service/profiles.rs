@@ -169,6 +169,11 @@ fn contradictions_are_found() {
         ("counter_khz = 100000", "counter_khz = 0", "counter_khz"),
         ("cus_shared = 16", "cus_shared = 0", "cus_shared"),
         ("hive_id = 0x3f1c5a77d20b9e41", "", "share no hive_id"),
+        (
+            "[[link]]\ngpus = [0, 1]\nhops = 1\nmin_bandwidth = 50000\nmax_bandwidth = 100000\n",
+            "",
+            "no [[link]]",
+        ),
     ] {
         assert!(good.contains(from), "{from}");
         let error = Profile::parse("bad", &good.replace(from, to)).unwrap_err();
