@@ -1,0 +1,48 @@
+//! Bounds on everything that a guest can make the device hold, in one place.
+//!
+//! What is beyond a bound is answered with an error; nothing is allocated before its bound was checked. The
+//! length of the control queue bounds the commands in flight (see [`crate::session::Session::has_room`]).
+
+use std::time::Duration;
+
+/// Contexts of a VM, those that are just ending included, unless the operator says otherwise. Each is a process.
+pub const DEFAULT_MAX_CONTEXTS: u32 = 64;
+
+/// Blobs of one context.
+pub const MAX_BLOBS_PER_CONTEXT: usize = 16 * 1024;
+
+/// Runs of guest memory over all blobs of one context. Each is a mapping in the worker, which may have
+/// `vm.max_map_count` (65,530 by default) and needs some for itself.
+pub const MAX_RUNS_PER_CONTEXT: usize = 48 * 1024;
+
+/// Entries of one blob's list as the guest sends them, before neighbours are merged. 16 bytes each.
+pub const MAX_BLOB_ENTRIES: u32 = 1 << 20;
+
+/// HOST3D blobs of a VM: each holds a descriptor in the device.
+pub const MAX_HOST_BLOBS: usize = 1024;
+
+/// Maps in the shared memory window and regions of guest memory together. QEMU turns each map into a region, and
+/// QEMU 11.1 aborts with 512 of them.
+pub const MAX_MAPS_AND_REGIONS: usize = 480;
+
+/// Frames of one context that are not answered yet: one for each ring.
+pub const MAX_FRAMES_IN_FLIGHT: usize = virtio_kfd_protocol::limits::MAX_RINGS as usize;
+
+/// Buffers of one context.
+pub const MAX_BUFFERS_PER_CONTEXT: u32 = 64 * 1024;
+
+/// How long a worker may take to start: KFD opens, the topology is read.
+pub const WORKER_START: Duration = Duration::from_secs(30);
+
+/// How long a worker may take to give back a blob or to export a buffer, before it is killed: taking memory
+/// from a GPU waits for its queues to be preempted, which the kernel itself gives up after seconds.
+pub const WORKER_REPLY: Duration = Duration::from_secs(10);
+
+/// How long the stop of a ring waits for the workers to be gone.
+pub const STOP: Duration = Duration::from_secs(5);
+
+/// Default size of the shared memory window, in bytes.
+pub const DEFAULT_WINDOW: u64 = 16 << 30;
+
+/// Page size of guest and host, in bytes.
+pub const PAGE: u64 = 4096;

@@ -1,0 +1,160 @@
+//! The command line.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_WINDOW, PAGE};
+
+/// The vhost-user virtio-gpu device of virtio-kfd: GPU compute for one virtual machine.
+///
+/// QEMU 11.1 or newer connects with `-chardev socket,id=c0,path=PATH -device
+/// vhost-user-test-device-pci,chardev=c0,virtio-id=16,num_vqs=2,vq_size=256,config_size=20` and needs its memory
+/// as `-object memory-backend-memfd,share=on`.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "vhost-user-kfd", version)]
+pub struct Args {
+    /// Listen on a new socket at PATH.
+    #[arg(long, visible_alias = "socket-path", value_name = "PATH", conflicts_with = "fd")]
+    pub socket: Option<PathBuf>,
+
+    /// Use the open socket N, connected or listening.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
+    pub fd: Option<RawFd>,
+
+    /// What is under the workers: the kernel's /dev/kfd (`real`), or a software model of a GPU (`model:PROFILE`).
+    #[arg(long, value_name = "KFD", default_value = "real")]
+    pub kfd: Kfd,
+
+    /// A GPU that the VM sees; all of them if not given. An index, `gpu_id:N`, `renderD128`, a PCI address,
+    /// `uuid:HEX` or a name as `gfx906`. May be given more than once.
+    #[arg(long = "gpu", value_name = "SELECTOR")]
+    pub gpus: Vec<String>,
+
+    /// Most VRAM of each guest process, with a suffix K, M, G or T.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub vram_limit: Option<u64>,
+
+    /// Most guest memory that is shared with GPUs, over all guest processes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub guest_memory_limit: Option<u64>,
+
+    /// Address space in the guest through which its CPUs reach memory of the host; a power of two.
+    #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value_t = DEFAULT_WINDOW)]
+    pub shmem_size: u64,
+
+    /// Most guest processes that use GPUs at a time. Each has a process on the host.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_CONTEXTS, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_contexts: u32,
+
+    /// Exit when the VMM disconnects, and do not wait for the next connection.
+    #[arg(long)]
+    pub once: bool,
+
+    /// Print what this program can do as JSON, as QEMU's vhost-user conventions have it, and exit.
+    #[arg(long)]
+    pub print_capabilities: bool,
+
+    /// What is logged, as in `info` or `vhost_user_kfd=debug`.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+
+    /// The worker program; beside this program if not given.
+    #[arg(long, value_name = "PATH")]
+    pub worker: Option<PathBuf>,
+
+    /// The model's library; beside this program if not given.
+    #[arg(long, value_name = "PATH")]
+    pub model_library: Option<PathBuf>,
+
+    /// How the supervisor starts the device process.
+    #[arg(long, hide = true, value_name = "JSON")]
+    pub device_process: Option<String>,
+}
+
+/// What is under the workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kfd {
+    /// The kernel's.
+    Real,
+    /// The model with this profile.
+    Model(String),
+}
+
+impl std::str::FromStr for Kfd {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "real" => Ok(Kfd::Real),
+            Some(("model", profile)) if !profile.is_empty() => Ok(Kfd::Model(profile.to_owned())),
+            _ => Err("expected `real` or `model:PROFILE`".to_owned()),
+        }
+    }
+}
+
+/// A size in bytes, with an optional suffix K, M, G or T (powers of 1024).
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (text.get(..at), 10),
+        Some((at, 'M' | 'm')) => (text.get(..at), 20),
+        Some((at, 'G' | 'g')) => (text.get(..at), 30),
+        Some((at, 'T' | 't')) => (text.get(..at), 40),
+        _ => (Some(text), 0),
+    };
+    let wrong = || format!("`{text}` is not a size: expected a number with an optional suffix K, M, G or T");
+    let number: u64 = number.and_then(|number| number.parse().ok()).ok_or_else(wrong)?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn parse_window(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size.is_power_of_two() && size >= PAGE {
+        Ok(size)
+    } else {
+        Err(format!("{size} is not a power of two of at least {PAGE}, which a PCI BAR has to be"))
+    }
+}
+
+/// The answer to `--print-capabilities` (QEMU, docs/interop/vhost-user.json, `VHostUserBackendCapabilities`). The
+/// features named there for a GPU are options for displays, which there are none of.
+pub fn capabilities() -> String {
+    serde_json::json!({ "type": "gpu", "features": [] }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("16g"), Ok(16 << 30));
+        for wrong in ["", "G", "-1", "1.5G", "99999999T", "1KB", "é"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_window("3G").is_err());
+    }
+
+    #[test]
+    fn command_line_forms() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+        let args =
+            Args::parse_from(["x", "--socket", "s", "--kfd", "model:gfx906", "--gpu", "0", "--gpu", "1"]);
+        assert_eq!(args.kfd, Kfd::Model("gfx906".into()));
+        assert_eq!(args.gpus, ["0", "1"]);
+        for wrong in
+            [&["x", "--kfd", "model:"][..], &["x", "--kfd", "fake"], &["x", "--socket", "s", "--fd", "3"]]
+        {
+            assert!(Args::try_parse_from(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn capabilities_are_what_qemu_looks_for() {
+        assert_eq!(capabilities(), r#"{"features":[],"type":"gpu"}"#);
+    }
+}

@@ -1,0 +1,96 @@
+//! The device process: serves one connection of the VMM, and is thrown away with it, so that nothing of one
+//! connection reaches the next.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
+
+use kfd_ipc::{Channel, IPC_FD};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use thiserror::Error;
+use vhost::vhost_user::{Error as VhostUserError, Listener};
+use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
+use vm_memory::GuestMemoryAtomic;
+use vmm_sys_util::epoll::EventSet;
+
+use crate::chain::Ram;
+use crate::config::DeviceConfig;
+use crate::session::Session;
+use crate::spawn::take_inherited;
+use crate::vhost::{Device, SESSION_EVENT};
+
+/// Descriptor of the listening socket in the device process.
+pub const SOCKET_FD: i32 = IPC_FD.wrapping_add(1);
+
+/// Why the device process ends early.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// Its configuration cannot be read.
+    #[error("device: configuration: {0}")]
+    Config(#[from] serde_json::Error),
+    /// Something that it needs of the system.
+    #[error("device: {what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The vhost-user machinery.
+    #[error("device: {0}")]
+    Daemon(DaemonError),
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> DeviceError {
+    move |error| DeviceError::System { what, error }
+}
+
+/// Runs the device process until the VMM disconnects.
+pub fn run(config: &str) -> Result<(), DeviceError> {
+    let config: DeviceConfig = serde_json::from_str(config)?;
+    crate::init_log(&config.log);
+    // A panic in one thread would leave a device that hangs; the supervisor starts a new one.
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("the device has a fault and ends: {panic}");
+        std::process::abort();
+    }));
+    raise_descriptor_limit();
+    let supervisor = Channel::from(take_inherited(IPC_FD).map_err(system("the supervisor's channel"))?);
+    let socket = take_inherited(SOCKET_FD).map_err(system("the listening socket"))?;
+    let mut listener = Listener::from(UnixListener::from(socket));
+
+    let backend = Arc::new(Mutex::new(None));
+    let window = config.window;
+    let session = Session::new(config, supervisor, backend.clone()).map_err(system("the session"))?;
+    let device = Arc::new(Device::new(session, backend, window));
+    let memory = GuestMemoryAtomic::new(Ram::new());
+    let mut daemon =
+        VhostUserDaemon::new("vhost-user".into(), device.clone(), memory).map_err(DeviceError::Daemon)?;
+    for handler in daemon.get_epoll_handlers() {
+        handler
+            .register_listener(device.session_descriptor(), EventSet::IN, SESSION_EVENT)
+            .map_err(system("epoll_ctl"))?;
+    }
+    daemon.start(&mut listener).map_err(DeviceError::Daemon)?;
+    tracing::info!("the VMM has connected");
+    let ended = daemon.wait();
+    // The queue's thread would be waited for, and it has no end; the process has.
+    std::mem::forget(daemon);
+    match ended {
+        Ok(())
+        | Err(DaemonError::HandleRequest(VhostUserError::Disconnected | VhostUserError::PartialMessage)) => {
+            tracing::info!("the VMM has disconnected");
+            Ok(())
+        }
+        Err(error) => Err(DeviceError::Daemon(error)),
+    }
+}
+
+/// Blobs of host memory, workers and regions of guest memory each hold a descriptor.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
+}

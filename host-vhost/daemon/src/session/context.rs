@@ -1,0 +1,402 @@
+//! Contexts and their workers.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use kfd_ipc::Channel;
+use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
+use kfd_ipc::worker::{FromWorker, ToWorker};
+use virtio_kfd_protocol::version::CAPSET_ID;
+
+use super::link::{self, ForWorker, Link};
+use super::{Answer, Asked, EVENT_WORKER, MESSAGES_PER_TURN, Session, Step, Ticket, Token, refuse};
+use crate::budget::WORKER_START;
+use crate::chain::{Input, Ram};
+use crate::command::{self, Header, Response};
+use crate::guest_warn;
+use crate::memory::Region;
+
+/// A context of the guest.
+#[derive(Debug)]
+pub struct Context {
+    /// Its worker, which may have ended already.
+    pub worker: u64,
+    /// Whether the worker has ended or is about to: frames are answered by the device.
+    pub lost: bool,
+}
+
+/// A worker process, from the request to start it until it is reaped.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its id towards the supervisor; never reused. Blobs remember it, since the guest reuses context ids.
+    pub id: u64,
+    /// The context's id.
+    pub context: u32,
+    /// The channel to it, once it runs.
+    pub link: Link<ForWorker>,
+    /// The command that made the context, until the worker is ready.
+    create: Option<Token>,
+    /// When it has to be ready, until it is.
+    pub start_by: Option<Instant>,
+    /// It is being killed.
+    pub ending: bool,
+    /// Commands that are done when it is gone, and the resource that each gives back.
+    pub on_exit: Vec<(Token, Option<u32>)>,
+    /// Frames without an answer.
+    pub frames: usize,
+    /// Blobs.
+    pub blobs: usize,
+    /// Runs of guest memory in them.
+    pub runs: usize,
+}
+
+fn clean_name(bytes: &[u8], context: u32) -> String {
+    let name: String = bytes
+        .iter()
+        .take_while(|byte| **byte != 0)
+        .map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '_' })
+        .collect();
+    if name.is_empty() { format!("context {context}") } else { name }
+}
+
+impl Session {
+    pub(super) fn create_context(&mut self, token: Token, header: &Header, input: &mut Input<'_>) -> Answer {
+        let request: command::CtxCreate = input.read()?;
+        let name: [u8; command::DEBUG_NAME_BYTES] = input.read()?;
+        if header.ctx_id == 0 || self.contexts.contains_key(&header.ctx_id) {
+            return refuse(Response::InvalidContext, "the context's id is 0 or in use");
+        }
+        let capset = request.context_init & command::CONTEXT_INIT_CAPSET_MASK;
+        if capset != CAPSET_ID {
+            return refuse(
+                Response::InvalidParameter,
+                format_args!("a context for capset {capset}, only {CAPSET_ID} is served"),
+            );
+        }
+        if self.workers.len() >= self.config.max_contexts as usize {
+            return refuse(
+                Response::OutOfMemory,
+                format_args!("{} contexts are open, no more are allowed", self.workers.len()),
+            );
+        }
+        self.last_worker = self.last_worker.wrapping_add(1);
+        let id = self.last_worker;
+        let mut worker = Worker {
+            id,
+            context: header.ctx_id,
+            link: Link::default(),
+            create: Some(token),
+            start_by: Instant::now().checked_add(WORKER_START),
+            ending: false,
+            on_exit: Vec::new(),
+            frames: 0,
+            blobs: 0,
+            runs: 0,
+        };
+        let settings = self.config.worker_settings(clean_name(&name, header.ctx_id));
+        let first = std::iter::once(ForWorker::Plain(ToWorker::Start(settings)));
+        for message in first.chain(self.memory.regions().iter().map(add_region)) {
+            // There is no channel yet, so that nothing is sent and nothing can fail.
+            let _ = worker.link.send(message);
+        }
+        self.workers.insert(id, worker);
+        self.contexts.insert(header.ctx_id, Context { worker: id, lost: false });
+        self.set_timer();
+        self.tell_supervisor(Some(ToSupervisor::Start { worker: id }));
+        Ok(Step::Pending)
+    }
+
+    pub(super) fn destroy_context(&mut self, token: Token, header: &Header) -> Answer {
+        let Some(context) = self.contexts.remove(&header.ctx_id) else {
+            return refuse(Response::InvalidContext, "there is no such context");
+        };
+        self.end_worker(context.worker, "the guest closed its context");
+        match self.workers.get_mut(&context.worker) {
+            Some(worker) => {
+                worker.on_exit.push((token, None));
+                Ok(Step::Pending)
+            }
+            None => Ok(Step::Done(Response::Ok)),
+        }
+    }
+
+    /// A blob belongs to the context that made it, for as long as it lives: attaching it there changes nothing,
+    /// and detaching it happens when the guest closes a handle to memory that it still maps.
+    pub(super) fn attach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
+        let Some(context) = self.contexts.get(&header.ctx_id) else {
+            return refuse(Response::InvalidContext, "there is no such context");
+        };
+        match self.resources.get(&request.resource_id) {
+            Some(resource) if resource.owner == context.worker => Ok(Step::Done(Response::Ok)),
+            Some(_) => refuse(
+                Response::InvalidResource,
+                format_args!("resource {} belongs to another context", request.resource_id),
+            ),
+            None => refuse(
+                Response::InvalidResource,
+                format_args!("there is no resource {}", request.resource_id),
+            ),
+        }
+    }
+
+    /// Ends a worker. What was asked of it is settled when it is reaped, so that the guest gets no page back that
+    /// a GPU may still write to.
+    pub(super) fn end_worker(&mut self, id: u64, why: &str) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if worker.ending {
+            return;
+        }
+        worker.ending = true;
+        worker.start_by = None;
+        // Closing the channel also takes it out of the epoll set.
+        worker.link = Link::default();
+        let number = worker.context;
+        if let Some(context) = self.contexts.get_mut(&number)
+            && context.worker == id
+        {
+            context.lost = true;
+            guest_warn!(self.log, "context {number}: worker {id} is ended: {why}");
+        } else {
+            tracing::debug!("context {number}: worker {id} is ended: {why}");
+        }
+        self.tell_supervisor(Some(ToSupervisor::Kill { worker: id }));
+    }
+
+    /// A worker is gone: everything that waited for it is settled.
+    fn settle_worker(&mut self, id: u64, how: &str) {
+        let Some(worker) = self.workers.remove(&id) else { return };
+        let number = worker.context;
+        if let Some(context) = self.contexts.get_mut(&number)
+            && context.worker == id
+        {
+            context.lost = true;
+            if !worker.ending {
+                guest_warn!(self.log, "context {number}: worker {id} {how}");
+            }
+        }
+        let mut tickets: Vec<u64> = Vec::new();
+        tickets.extend(self.tickets.iter().filter(|(_, asked)| asked.worker == id).map(|(key, _)| *key));
+        // In the order of the commands.
+        tickets.sort_unstable();
+        for ticket in tickets {
+            let Some(Ticket { asked, .. }) = self.tickets.remove(&ticket) else { continue };
+            match asked {
+                Asked::Frame(frame) => self.answer_lost(frame),
+                Asked::Detach { resource, token } => self.release(resource, token),
+                Asked::Export { resource, token } => self.export_failed(resource, token, "the worker ended"),
+                Asked::RemoveRegion => {}
+            }
+        }
+        if let Some(token) = worker.create {
+            self.commands.finish(token, Response::Unspecified);
+        }
+        for (token, resource) in worker.on_exit {
+            match resource {
+                Some(resource) => self.release(resource, token),
+                None => self.commands.finish(token, Response::Ok),
+            }
+        }
+    }
+
+    pub(super) fn hear_supervisor(&mut self, message: FromSupervisor, descriptor: Option<OwnedFd>) {
+        match message {
+            FromSupervisor::Started { worker, pid: Ok(pid) } => {
+                tracing::debug!("worker {worker} is process {pid}");
+                let Some(channel) = descriptor.map(Channel::from) else {
+                    self.end_worker(worker, "the supervisor sent no channel");
+                    return;
+                };
+                self.connect_worker(worker, channel);
+            }
+            FromSupervisor::Started { worker, pid: Err(why) } => {
+                tracing::error!("worker {worker} did not start: {why}");
+                self.settle_worker(worker, "did not start");
+            }
+            FromSupervisor::Exited { worker, how } => {
+                tracing::debug!("worker {worker} {how}");
+                self.settle_worker(worker, &how);
+            }
+        }
+    }
+
+    fn connect_worker(&mut self, id: u64, channel: Channel) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.ending) else { return };
+        if let Err(error) = worker.link.connect(channel) {
+            self.end_worker(id, &error.to_string());
+            return;
+        }
+        let watched = match self.workers.get(&id).and_then(|worker| worker.link.descriptor()) {
+            Some(descriptor) => self.watch(descriptor, EVENT_WORKER.saturating_add(id)),
+            None => Ok(()),
+        };
+        if let Err(error) = watched {
+            self.end_worker(id, &format!("epoll_ctl: {error}"));
+            return;
+        }
+        self.tell_worker(id, None);
+    }
+
+    /// Queues a message for a worker, if it still listens.
+    pub(super) fn tell_worker(&mut self, id: u64, message: Option<ForWorker>) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.ending) else { return };
+        let sent = match message {
+            Some(message) => worker.link.send(message),
+            None => worker.link.flush(),
+        };
+        let watched = worker.link.update_watch(&self.epoll, EVENT_WORKER.saturating_add(id));
+        if let Err(error) = sent {
+            self.end_worker(id, &error.to_string());
+        } else if let Err(error) = watched {
+            self.end_worker(id, &format!("epoll_ctl: {error}"));
+        }
+    }
+
+    pub(super) fn poll_worker(&mut self, id: u64) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(channel) = self.workers.get(&id).and_then(|worker| worker.link.channel()) else { break };
+            match link::receive::<FromWorker<'_>>(channel, &mut buffer) {
+                Ok(Some((message, descriptor))) => self.hear_worker(id, message, descriptor),
+                Ok(None) => break,
+                Err(error) => {
+                    self.end_worker(id, &error.to_string());
+                    break;
+                }
+            }
+        }
+        self.buffer = buffer;
+        self.tell_worker(id, None);
+    }
+
+    fn hear_worker(&mut self, id: u64, message: FromWorker<'_>, descriptor: Option<OwnedFd>) {
+        match message {
+            FromWorker::Ready { kfd_major, kfd_minor, gpu_count } => {
+                tracing::debug!("worker {id} is ready: KFD {kfd_major}.{kfd_minor}, {gpu_count} GPUs");
+                let Some(worker) = self.workers.get_mut(&id) else { return };
+                worker.start_by = None;
+                if let Some(token) = worker.create.take() {
+                    self.commands.finish(token, Response::Ok);
+                }
+            }
+            FromWorker::Failed { message } => {
+                self.end_worker(id, &format!("it cannot start: {message}"));
+            }
+            FromWorker::Answer { ring, ticket, bytes } => self.answer(id, ring, ticket, bytes),
+            FromWorker::Done { ticket } => self.done(id, ticket),
+            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptor),
+        }
+    }
+
+    /// Takes a ticket of this worker that `pick` accepts; a worker that answers what was not asked is ended.
+    pub(super) fn take_ticket<T>(
+        &mut self,
+        worker: u64,
+        ticket: u64,
+        pick: impl FnOnce(Asked) -> Result<T, Asked>,
+    ) -> Option<T> {
+        let found = match self.tickets.remove(&ticket) {
+            Some(known) if known.worker == worker => match pick(known.asked) {
+                Ok(found) => return Some(found),
+                Err(asked) => Some(Ticket { asked, ..known }),
+            },
+            other => other,
+        };
+        if let Some(found) = found {
+            self.tickets.insert(ticket, found);
+        }
+        self.end_worker(worker, &format!("it answered ticket {ticket}, which it does not have"));
+        None
+    }
+
+    fn done(&mut self, worker: u64, ticket: u64) {
+        let asked = self.take_ticket(worker, ticket, |asked| match asked {
+            Asked::Detach { .. } | Asked::RemoveRegion => Ok(asked),
+            other => Err(other),
+        });
+        if let Some(Asked::Detach { resource, token }) = asked {
+            self.release(resource, token);
+        }
+    }
+
+    /// The VMM has changed the guest's memory. Contexts with a blob in memory that is gone are ended.
+    pub fn update_memory(&mut self, table: &Ram) {
+        let window = &self.window;
+        let change = match self.memory.update(table, |file| window.has_file(file)) {
+            Ok(change) => change,
+            Err(error) => {
+                tracing::error!("the VMM's memory table cannot be taken over: {error}");
+                return;
+            }
+        };
+        if !change.added.is_empty() || !change.removed.is_empty() {
+            tracing::debug!(
+                "guest memory: {} regions new, {} gone, {} in all",
+                change.added.len(),
+                change.removed.len(),
+                self.memory.regions().len()
+            );
+        }
+        let hit: Vec<u64> = self
+            .resources
+            .values()
+            .filter(|resource| resource.lies_in(&change.removed))
+            .map(|resource| resource.owner)
+            .collect();
+        for owner in hit {
+            self.end_worker(owner, "the VMM took away guest memory that it uses");
+        }
+        let workers: Vec<u64> = self.workers.keys().copied().collect();
+        for worker in workers {
+            for region in &change.removed {
+                let ticket = self.new_ticket(worker, Asked::RemoveRegion, Some(crate::budget::WORKER_REPLY));
+                let message = ToWorker::RemoveRegion { region: *region, ticket };
+                self.tell_worker(worker, Some(ForWorker::Plain(message)));
+            }
+            for region in &change.added {
+                self.tell_worker(worker, Some(add_region(region)));
+            }
+        }
+    }
+
+    /// Begins to end everything: the ring was stopped or the device reset.
+    pub fn begin_stop(&mut self) {
+        let workers: Vec<u64> = self.workers.keys().copied().collect();
+        for worker in workers {
+            self.end_worker(worker, "the VMM stopped the device");
+        }
+    }
+
+    /// Whether all workers are gone.
+    pub fn is_stopped(&self) -> bool {
+        self.workers.is_empty()
+    }
+
+    /// Gives back every command and forgets contexts, blobs and maps. Workers that are not gone yet (the stop did
+    /// not wait longer) still count.
+    pub fn finish_stop(&mut self) {
+        let tickets = std::mem::take(&mut self.tickets);
+        for (_, Ticket { asked, .. }) in tickets {
+            if let Asked::Frame(frame) = asked {
+                self.answer_lost(frame);
+            }
+        }
+        for worker in self.workers.values_mut() {
+            worker.on_exit.clear();
+            worker.create = None;
+        }
+        self.commands.finish_all(Response::Unspecified);
+        self.contexts.clear();
+        self.resources.clear();
+        self.guest_bytes = 0;
+        self.unmap_all();
+        if !self.workers.is_empty() {
+            tracing::warn!("{} workers are not gone after the stop", self.workers.len());
+        }
+    }
+}
+
+fn add_region(region: &Region) -> ForWorker {
+    let Region { id, file_offset, size, file, .. } = region;
+    let message = ToWorker::AddRegion { region: *id, file_offset: *file_offset, size: *size };
+    ForWorker::WithFile(message, file.clone())
+}

@@ -1,0 +1,178 @@
+//! A channel to another process that never blocks: what does not fit in the socket waits in a queue.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use kfd_ipc::supervisor::ToSupervisor;
+use kfd_ipc::worker::ToWorker;
+use kfd_ipc::{Channel, IpcError};
+use nix::errno::Errno;
+use rustix::event::epoll;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+/// A message that can wait.
+pub trait Message {
+    /// Sends it.
+    fn send(&self, channel: &Channel) -> Result<(), IpcError>;
+}
+
+impl Message for ToSupervisor {
+    fn send(&self, channel: &Channel) -> Result<(), IpcError> {
+        channel.send(self, None)
+    }
+}
+
+/// A message to a worker.
+#[derive(Debug)]
+pub enum ForWorker {
+    /// A request frame.
+    Frame {
+        /// Its ring.
+        ring: u8,
+        /// For the answer.
+        ticket: u64,
+        /// The frame.
+        bytes: Vec<u8>,
+    },
+    /// Any other message.
+    Plain(ToWorker<'static>),
+    /// A message with a descriptor.
+    WithFile(ToWorker<'static>, Arc<File>),
+}
+
+impl Message for ForWorker {
+    fn send(&self, channel: &Channel) -> Result<(), IpcError> {
+        match self {
+            ForWorker::Frame { ring, ticket, bytes } => {
+                channel.send(&ToWorker::Frame { ring: *ring, ticket: *ticket, bytes }, None)
+            }
+            ForWorker::Plain(message) => channel.send(message, None),
+            ForWorker::WithFile(message, file) => channel.send(message, Some(file.as_fd())),
+        }
+    }
+}
+
+/// One end of a channel, with what still has to be sent. Before [`Link::connect`] everything waits.
+#[derive(Debug)]
+pub struct Link<M> {
+    channel: Option<Channel>,
+    waiting: VecDeque<M>,
+    watched: bool,
+}
+
+impl<M> Default for Link<M> {
+    fn default() -> Self {
+        Link { channel: None, waiting: VecDeque::new(), watched: false }
+    }
+}
+
+fn would_block(error: &IpcError) -> bool {
+    matches!(error, IpcError::System { errno: Errno::EAGAIN | Errno::ENOBUFS, .. })
+}
+
+impl<M: Message> Link<M> {
+    /// Takes over the channel and makes it non-blocking.
+    pub fn connect(&mut self, channel: Channel) -> Result<(), IpcError> {
+        let system = |error: rustix::io::Errno| IpcError::System {
+            call: "fcntl",
+            errno: Errno::from_raw(error.raw_os_error()),
+        };
+        let flags = fcntl_getfl(&channel).map_err(system)?;
+        fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(system)?;
+        self.channel = Some(channel);
+        Ok(())
+    }
+
+    /// The channel's descriptor.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The channel.
+    pub fn channel(&self) -> Option<&Channel> {
+        self.channel.as_ref()
+    }
+
+    /// Sends a message, after those that wait.
+    pub fn send(&mut self, message: M) -> Result<(), IpcError> {
+        self.waiting.push_back(message);
+        self.flush()
+    }
+
+    /// Sends what waits, as far as it goes.
+    pub fn flush(&mut self) -> Result<(), IpcError> {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        while let Some(message) = self.waiting.front() {
+            match message.send(channel) {
+                Ok(()) => self.waiting.pop_front(),
+                Err(error) if would_block(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether something waits for room in the socket.
+    pub fn is_waiting(&self) -> bool {
+        self.channel.is_some() && !self.waiting.is_empty()
+    }
+
+    /// Has epoll report room in the socket exactly while something waits for it.
+    pub fn update_watch(&mut self, epoll: &OwnedFd, event: u64) -> std::io::Result<()> {
+        let waiting = self.is_waiting();
+        if let Some(channel) = &self.channel
+            && waiting != self.watched
+        {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, waiting);
+            epoll::modify(epoll, channel, epoll::EventData::new_u64(event), flags)?;
+            self.watched = waiting;
+        }
+        Ok(())
+    }
+}
+
+/// Receives a message if there is one.
+pub fn receive<'b, M: serde::Deserialize<'b>>(
+    channel: &Channel,
+    buffer: &'b mut [u8],
+) -> Result<Option<(M, Option<OwnedFd>)>, IpcError> {
+    match channel.receive(buffer) {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if would_block(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kfd_ipc::MAX_MESSAGE_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_sleeps_does_not_block_the_sender_and_nothing_is_lost() {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let mut link = Link::default();
+        let frame = |ticket| ForWorker::Frame { ring: 0, ticket, bytes: vec![ticket as u8; 100_000] };
+        link.send(frame(0)).unwrap();
+        link.connect(ours).unwrap();
+        for ticket in 1..20 {
+            link.send(frame(ticket)).unwrap();
+        }
+        assert!(link.is_waiting());
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        for expected in 0..20 {
+            link.flush().unwrap();
+            match theirs.receive::<ToWorker>(&mut buffer).unwrap().0 {
+                ToWorker::Frame { ticket, bytes, .. } => {
+                    assert_eq!((ticket, bytes[0], bytes.len()), (expected, expected as u8, 100_000));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(!link.is_waiting());
+    }
+}

@@ -1,0 +1,163 @@
+//! The socket that the VMM connects to.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{getsockopt, sockopt};
+use thiserror::Error;
+
+use crate::relay;
+use crate::spawn::take_inherited;
+
+/// Why there is no socket.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    /// Neither `--socket` nor `--fd`.
+    #[error("give --socket PATH or --fd N: the socket that the VMM connects to")]
+    None,
+    /// The directory is not there.
+    #[error("--socket {path}: the directory {directory} does not exist")]
+    Directory {
+        /// As given.
+        path: PathBuf,
+        /// Its directory.
+        directory: PathBuf,
+    },
+    /// Something else lies there.
+    #[error("--socket {path}: there is a file of this name that is not a socket")]
+    NotASocket {
+        /// As given.
+        path: PathBuf,
+    },
+    /// Another program listens there.
+    #[error("--socket {path}: another program is listening on it")]
+    InUse {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The path cannot be used.
+    #[error("--socket {path}: {error}")]
+    Bind {
+        /// As given.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The descriptor cannot be used.
+    #[error("--fd {number}: {error}")]
+    Descriptor {
+        /// As given.
+        number: i32,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    path: Option<PathBuf>,
+    connected: bool,
+}
+
+impl Socket {
+    /// Binds a new socket. One that nobody listens on is replaced.
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let directory = match path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => Path::new("/"),
+        };
+        if !directory.is_dir() {
+            return Err(SocketError::Directory { path: path.into(), directory: directory.into() });
+        }
+        let bind = |error| SocketError::Bind { path: path.into(), error };
+        match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(bind(error)),
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(SocketError::NotASocket { path: path.into() });
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(SocketError::InUse { path: path.into() });
+            }
+            Ok(_) => std::fs::remove_file(path).map_err(bind)?,
+        }
+        let listener = UnixListener::bind(path).map_err(bind)?;
+        Ok(Socket { listener, path: Some(path.into()), connected: false })
+    }
+
+    /// Uses a descriptor that this process was started with. A connected one is passed on through a socket of our
+    /// own, since the vhost-user machinery takes nothing but a listening one.
+    pub fn inherit(number: i32) -> Result<Self, SocketError> {
+        let wrong = |error: io::Error| SocketError::Descriptor { number, error };
+        let descriptor = take_inherited(number).map_err(wrong)?;
+        let listening = getsockopt(&descriptor, sockopt::AcceptConn).map_err(|error| wrong(error.into()))?;
+        if listening {
+            let listener = UnixListener::from(descriptor);
+            return Ok(Socket { listener, path: None, connected: false });
+        }
+        let listener = pass_on(descriptor).map_err(wrong)?;
+        Ok(Socket { listener, path: None, connected: true })
+    }
+
+    /// Whether there will be no second connection.
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::debug!("{}: {error}", path.display());
+        }
+    }
+}
+
+/// A listening socket, on which a connection waits that is the same as `connected`.
+fn pass_on(connected: OwnedFd) -> io::Result<UnixListener> {
+    // Nobody else can connect: the directory is ours, and the name is gone before anything is accepted.
+    let directory = nix::unistd::mkdtemp(&std::env::temp_dir().join("vhost-user-kfd-XXXXXX"))?;
+    let path = directory.join("socket");
+    let made = UnixListener::bind(&path).and_then(|listener| Ok((listener, UnixStream::connect(&path)?)));
+    let removed = std::fs::remove_file(&path).and_then(|()| std::fs::remove_dir(&directory));
+    let (listener, ours) = made?;
+    removed?;
+    relay::start(UnixStream::from(connected), ours)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_places_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        assert!(matches!(Socket::bind(&at("none/s")), Err(SocketError::Directory { .. })));
+        std::fs::write(at("file"), "").unwrap();
+        assert!(matches!(Socket::bind(&at("file")), Err(SocketError::NotASocket { .. })));
+        let first = Socket::bind(&at("s")).unwrap();
+        assert!(matches!(Socket::bind(&at("s")), Err(SocketError::InUse { .. })));
+        drop(first);
+        assert!(!at("s").exists(), "the name goes with the socket");
+        // A socket whose owner died without removing it.
+        drop(UnixListener::bind(at("stale")).unwrap());
+        assert!(Socket::bind(&at("stale")).is_ok());
+        assert!(matches!(Socket::bind(&at(&"x".repeat(200))), Err(SocketError::Bind { .. })));
+    }
+}

@@ -1,0 +1,349 @@
+//! The supervisor: what the operator starts. It listens, starts a device process for each connection of the VMM and
+//! workers when the device asks for them, and ends them. It reads nothing that a guest wrote.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
+use kfd_ipc::worker::{FromWorker, ToWorker};
+use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use thiserror::Error;
+
+use crate::budget::WORKER_START;
+use crate::cli::{Args, Kfd};
+use crate::config::DeviceConfig;
+use crate::socket::{Socket, SocketError};
+use crate::spawn::spawn;
+use crate::workers::{WorkerProgram, Workers, beside, describe};
+
+/// Environment variable by which a worker's model library learns the profile.
+const MODEL_VARIABLE: &str = "VIRTIO_KFD_MODEL";
+
+/// Environment variable by which a worker learns what to log.
+const LOG_VARIABLE: &str = "VIRTIO_KFD_LOG";
+
+/// Device processes that may crash one after the other before the supervisor gives up.
+const MAX_CRASHES: u32 = 5;
+
+/// A device process that lived longer did not crash because of how it was started.
+const LONG_LIFE: Duration = Duration::from_secs(10);
+
+/// How long a device process may live after it has closed its channel.
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Worker number of the probe; the device counts from 1.
+const PROBE: u64 = 0;
+
+/// Why the supervisor ends with an error.
+#[derive(Debug, Error)]
+pub enum SupervisorError {
+    /// No socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A program or library is not there.
+    #[error("{option}: {path} does not exist")]
+    Missing {
+        /// The option that names it.
+        option: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// KFD cannot be used as the operator asked.
+    #[error("{0}")]
+    Probe(String),
+    /// A worker did not even say why.
+    #[error("the worker {path} {how} before it was ready")]
+    ProbeEnded {
+        /// The program.
+        path: PathBuf,
+        /// How it ended.
+        how: String,
+    },
+    /// Nothing matches `--gpu`.
+    #[error("--gpu {0}: no GPU of this host matches")]
+    NoGpu(String),
+    /// The device process failed.
+    #[error("the device process {0}")]
+    Device(String),
+    /// Something that it needs of the system.
+    #[error("{what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A channel failed.
+    #[error(transparent)]
+    Ipc(#[from] IpcError),
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> SupervisorError {
+    move |error| SupervisorError::System { what, error: error.into() }
+}
+
+/// Runs until it is told to end, or the only connection is over.
+pub fn run(args: &Args) -> Result<(), SupervisorError> {
+    crate::init_log(&args.log);
+    let program = worker_program(args)?;
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    // Children start with an empty mask: std resets it.
+    signals.thread_block().map_err(system("sigprocmask"))?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+        .map_err(system("signalfd"))?;
+    // The socket first: what is wrong with it is found out without starting anything.
+    let socket = match (&args.socket, args.fd) {
+        (Some(path), _) => Socket::bind(path)?,
+        (None, Some(number)) => Socket::inherit(number)?,
+        (None, None) => return Err(SocketError::None.into()),
+    };
+    let mut config = DeviceConfig {
+        gpus: args.gpus.clone(),
+        gpu_count: 0,
+        vram_limit: args.vram_limit,
+        guest_memory_limit: args.guest_memory_limit,
+        window: args.shmem_size,
+        max_contexts: args.max_contexts,
+        log: args.log.clone(),
+    };
+    let mut workers = Workers::new(program, args.max_contexts as usize);
+    let probed = probe(&mut workers, &config);
+    workers.end_all();
+    config.gpu_count = probed?;
+    match config.gpu_count {
+        0 if !config.gpus.is_empty() => return Err(SupervisorError::NoGpu(config.gpus.join(", "))),
+        0 => tracing::warn!("this host has no GPU that KFD drives: the VM gets none"),
+        count => tracing::info!("the VM gets {count} GPUs"),
+    }
+    let config = serde_json::to_string(&config)
+        .map_err(|error| SupervisorError::System { what: "configuration", error: error.into() })?;
+    let mut supervisor = Supervisor { signals, socket, workers, config };
+    let once = args.once || supervisor.socket.is_connected();
+    let ended = supervisor.serve(once);
+    supervisor.workers.end_all();
+    ended
+}
+
+fn worker_program(args: &Args) -> Result<WorkerProgram, SupervisorError> {
+    let find = |given: &Option<PathBuf>, name: &str, option: &'static str| {
+        let path = match given {
+            Some(path) => path.clone(),
+            None => beside(name).map_err(system("the path of this program"))?,
+        };
+        // A path without a slash would be searched for in PATH, or by the dynamic linker.
+        match path.canonicalize() {
+            Ok(path) => Ok(path),
+            Err(_) => Err(SupervisorError::Missing { option, path }),
+        }
+    };
+    let path = find(&args.worker, "kfd-worker", "--worker")?;
+    let mut environment: Vec<(OsString, OsString)> = vec![(LOG_VARIABLE.into(), args.log.clone().into())];
+    if let Kfd::Model(profile) = &args.kfd {
+        let library = find(&args.model_library, "libkfd_model_preload.so", "--model-library")?;
+        environment.push(("LD_PRELOAD".into(), library.into()));
+        environment.push((MODEL_VARIABLE.into(), profile.clone().into()));
+    }
+    Ok(WorkerProgram { path, environment })
+}
+
+/// Starts one worker and ends it again, so that what is wrong with KFD or the selection of GPUs is said now.
+/// Returns the number of GPUs.
+fn probe(workers: &mut Workers, config: &DeviceConfig) -> Result<u32, SupervisorError> {
+    let (_, channel) = workers.start(PROBE).map_err(SupervisorError::Probe)?;
+    channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), None)?;
+    let deadline = PollTimeout::try_from(WORKER_START).unwrap_or(PollTimeout::MAX);
+    let mut waiting = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    let ready = loop {
+        match poll(&mut waiting, deadline) {
+            Err(Errno::EINTR) => {}
+            other => break other.map_err(system("poll"))?,
+        }
+    };
+    if ready == 0 {
+        let path = workers.program().display();
+        let seconds = WORKER_START.as_secs();
+        return Err(SupervisorError::Probe(format!("the worker {path} was not ready in {seconds} seconds")));
+    }
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    match channel.receive::<FromWorker<'_>>(&mut buffer) {
+        Ok((FromWorker::Ready { kfd_major, kfd_minor, gpu_count }, _)) => {
+            tracing::debug!("KFD {kfd_major}.{kfd_minor}, {gpu_count} GPUs");
+            Ok(gpu_count)
+        }
+        Ok((FromWorker::Failed { message }, _)) => Err(SupervisorError::Probe(message)),
+        Ok((other, _)) => {
+            Err(SupervisorError::Probe(format!("the worker said {other:?} before it was ready")))
+        }
+        Err(IpcError::Closed) => {
+            let how = wait_for(workers, PROBE);
+            Err(SupervisorError::ProbeEnded { path: workers.program().into(), how })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A worker has closed its channel: it is about to end.
+fn wait_for(workers: &mut Workers, worker: u64) -> String {
+    let end = Instant::now().checked_add(Duration::from_secs(2));
+    while end.is_some_and(|end| Instant::now() < end) {
+        if let Some((_, how)) = workers.reap().into_iter().find(|(number, _)| *number == worker) {
+            return how;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    "closed its channel".to_owned()
+}
+
+struct Supervisor {
+    signals: SignalFd,
+    socket: Socket,
+    workers: Workers,
+    config: String,
+}
+
+/// How a connection ended.
+enum Ended {
+    Device(ExitStatus),
+    Told(Signal),
+}
+
+impl Supervisor {
+    fn serve(&mut self, once: bool) -> Result<(), SupervisorError> {
+        let mut crashes = 0u32;
+        loop {
+            let started = Instant::now();
+            match self.serve_connection()? {
+                Ended::Told(signal) => {
+                    tracing::info!("{signal}: ending");
+                    return Ok(());
+                }
+                Ended::Device(status) if status.success() => {
+                    crashes = 0;
+                    if once {
+                        return Ok(());
+                    }
+                }
+                Ended::Device(status) => {
+                    let how = describe(status);
+                    if started.elapsed() > LONG_LIFE {
+                        crashes = 0;
+                    }
+                    crashes = crashes.saturating_add(1);
+                    if once || crashes >= MAX_CRASHES {
+                        return Err(SupervisorError::Device(how));
+                    }
+                    tracing::error!("the device process {how}; waiting for the next connection");
+                }
+            }
+        }
+    }
+
+    /// One device process, from its start to its end.
+    fn serve_connection(&mut self) -> Result<Ended, SupervisorError> {
+        let (ours, theirs) = Channel::pair()?;
+        let flags = fcntl_getfl(&ours).map_err(system("fcntl"))?;
+        // A device that does not read may not hold up its supervisor.
+        fcntl_setfl(&ours, flags | OFlags::NONBLOCK).map_err(system("fcntl"))?;
+        let program = std::env::current_exe().map_err(system("the path of this program"))?;
+        let mut command = Command::new(program);
+        command.arg("--device-process").arg(&self.config).env_clear();
+        let mut device = spawn(command, &[theirs.as_fd(), self.socket.as_fd()])
+            .map_err(system("the device process cannot be started"))?;
+        drop(theirs);
+        let ended = self.attend(&mut device, &ours);
+        if !matches!(ended, Ok(Ended::Device(_))) {
+            // Fails only if it has ended by itself.
+            let _ = device.kill();
+            let _ = device.wait();
+        }
+        self.workers.end_all();
+        ended
+    }
+
+    fn attend(&mut self, device: &mut Child, channel: &Channel) -> Result<Ended, SupervisorError> {
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let mut closed: Option<Instant> = None;
+        loop {
+            let mut waiting = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let mut patience = PollTimeout::NONE;
+            match closed {
+                None => waiting.push(PollFd::new(channel.as_fd(), PollFlags::POLLIN)),
+                Some(_) => patience = PollTimeout::from(100u8),
+            }
+            match poll(&mut waiting, patience) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(system("poll")(error)),
+            }
+            while let Some(info) = self.signals.read_signal().map_err(system("signalfd"))? {
+                match i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok()) {
+                    Some(Signal::SIGCHLD) | None => {}
+                    Some(signal) => return Ok(Ended::Told(signal)),
+                }
+            }
+            let mut heard = Ok(());
+            for (worker, how) in self.workers.reap() {
+                heard = heard.and(tell(channel, &FromSupervisor::Exited { worker, how }, None));
+            }
+            if let Some(status) = device.try_wait().map_err(system("waitpid"))? {
+                return Ok(Ended::Device(status));
+            }
+            if closed.is_none() {
+                heard = heard.and_then(|()| self.read_device(channel, &mut buffer));
+            }
+            match heard {
+                Ok(()) => {}
+                // A device that exits in good order closes its channel an instant before it is gone.
+                Err(IpcError::Closed) => {
+                    closed.get_or_insert_with(Instant::now);
+                }
+                Err(error) => {
+                    tracing::error!("the device process is ended: {error}");
+                    // Fails only if it has ended by itself; a signal reports its end either way.
+                    let _ = device.kill();
+                    closed.get_or_insert_with(Instant::now);
+                }
+            }
+            if closed.is_some_and(|since| since.elapsed() > EXIT_PATIENCE) {
+                // As above.
+                let _ = device.kill();
+            }
+        }
+    }
+
+    /// Does what the device asks.
+    fn read_device(&mut self, channel: &Channel, buffer: &mut [u8]) -> Result<(), IpcError> {
+        loop {
+            let message = match channel.receive::<ToSupervisor>(buffer) {
+                Ok((message, _)) => message,
+                Err(IpcError::System { errno: Errno::EAGAIN, .. }) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            match message {
+                ToSupervisor::Kill { worker } => self.workers.kill(worker),
+                ToSupervisor::Start { worker } => match self.workers.start(worker) {
+                    Ok((pid, end)) => {
+                        tell(channel, &FromSupervisor::Started { worker, pid: Ok(pid) }, Some(&end))?;
+                    }
+                    Err(why) => tell(channel, &FromSupervisor::Started { worker, pid: Err(why) }, None)?,
+                },
+            }
+        }
+    }
+}
+
+/// Tells the device something. A device that leaves its messages unread is an error.
+fn tell(channel: &Channel, message: &FromSupervisor, end: Option<&Channel>) -> Result<(), IpcError> {
+    channel.send(message, end.map(AsFd::as_fd))
+}

@@ -1,0 +1,369 @@
+//! The vhost-user back-end: what the VMM asks, and the virtqueues.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures};
+use vhost::vhost_user::{Backend, GpuBackend};
+use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
+use vmm_sys_util::epoll::EventSet;
+use zerocopy::IntoBytes;
+
+use crate::budget::STOP;
+use crate::chain::{self, Output, Ram};
+use crate::command::{self, Config};
+use crate::guest_warn;
+use crate::mapper::{SharedBackend, WINDOW_ID};
+use crate::session::Session;
+
+/// Control and cursor queue.
+pub const QUEUES: usize = 2;
+
+/// The control queue.
+const CONTROL: u16 = 0;
+/// The cursor queue, on which nothing is expected.
+const CURSOR: u16 = 1;
+/// Event number under which [`Session::descriptor`] is registered; queues and the crate's own event come before.
+pub const SESSION_EVENT: u64 = 3;
+
+/// Longest queue: crosvm asks for as many unless told otherwise, and gives up on less.
+const MAX_QUEUE_SIZE: usize = 32 * 1024;
+
+/// Commands between two looks at what the workers say.
+const COMMANDS_PER_TURN: usize = 64;
+
+/// Bytes of config space that can be read; what the device does not have is zero.
+const CONFIG_SPACE: usize = 256;
+
+/// What QEMU offers a guest less than this cannot use.
+const NEEDS: &str = "the guest's driver must take VIRTIO_GPU_F_VIRGL, RESOURCE_BLOB and CONTEXT_INIT; QEMU offers them from \
+                     version 11.1 with -device vhost-user-test-device-pci,virtio-id=16,num_vqs=2,config_size=20, not with \
+                     vhost-user-gpu-pci";
+
+/// The back-end. All of its state is behind one lock, which nobody holds while waiting for the VMM or a worker.
+pub struct Device {
+    state: Mutex<State>,
+    changed: Condvar,
+    backend: SharedBackend,
+    window: u64,
+}
+
+struct State {
+    session: Session,
+    control: Option<VringRwLock>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("window", &self.window).finish_non_exhaustive()
+    }
+}
+
+/// What came off a queue.
+enum Next {
+    Chain(DescriptorChain<Arc<Ram>>, u16),
+    Empty,
+    /// The queue is stopped, or the driver broke its rules: nothing more until it is set up anew.
+    Dead,
+}
+
+impl Device {
+    /// A device around a session that shares `backend` with it.
+    pub fn new(session: Session, backend: SharedBackend, window: u64) -> Self {
+        let state = State { session, control: None };
+        Device { state: Mutex::new(state), changed: Condvar::new(), backend, window }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The descriptor to be registered under [`SESSION_EVENT`].
+    pub fn session_descriptor(&self) -> RawFd {
+        self.lock().session.descriptor().as_raw_fd()
+    }
+
+    /// Serves the control queue until it is empty.
+    fn serve_control(&self, vring: &VringRwLock) {
+        let mut idle = false;
+        loop {
+            for _ in 0..COMMANDS_PER_TURN {
+                let mut state = self.lock();
+                state.control.get_or_insert_with(|| vring.clone());
+                let ram = state.session.ram().clone();
+                if !state.session.has_room(vring.get_ref().get_queue().size()) {
+                    // A driver that keeps the rules never comes here. The next completion goes on.
+                    state.flush();
+                    return;
+                }
+                match next_chain(vring, ram.clone(), &mut state.session) {
+                    Next::Chain(chain, head) => {
+                        idle = false;
+                        take_command(&mut state, vring, &ram, chain, head);
+                    }
+                    Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
+                    Next::Empty | Next::Dead => {
+                        state.flush();
+                        return;
+                    }
+                }
+            }
+            let mut state = self.lock();
+            state.session.poll();
+            state.flush();
+        }
+    }
+
+    /// Gives back what the guest puts on the cursor queue: there is no cursor.
+    fn serve_cursor(&self, vring: &VringRwLock) {
+        let mut idle = false;
+        loop {
+            let mut state = self.lock();
+            let ram = state.session.ram().clone();
+            match next_chain(vring, ram.clone(), &mut state.session) {
+                Next::Chain(_, head) => {
+                    idle = false;
+                    give_back(vring, &ram, head, 0);
+                }
+                Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
+                Next::Empty | Next::Dead => {
+                    signal(vring, &ram);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Messages of workers and the supervisor, outcomes of maps, deadlines.
+    fn serve_session(&self) {
+        let mut state = self.lock();
+        state.session.poll();
+        let gave_back = state.flush();
+        if state.session.is_orphaned() {
+            tracing::error!("the supervisor is gone");
+            std::process::exit(1);
+        }
+        self.changed.notify_all();
+        let control = state.control.clone();
+        drop(state);
+        // The queue may have been left alone because too much was in flight.
+        if let (true, Some(control)) = (gave_back, control) {
+            self.serve_control(&control);
+        }
+    }
+
+    /// Ends all contexts and gives back all commands. QEMU does not tell a reset from a pause, and after a reset
+    /// the guest's memory is used for something else, so nothing may be left that a GPU writes to.
+    fn stop(&self) {
+        let deadline = Instant::now().checked_add(STOP);
+        let mut state = self.lock();
+        state.session.begin_stop();
+        while !state.session.is_stopped() {
+            let left = deadline.and_then(|end| end.checked_duration_since(Instant::now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else { break };
+            // The queue's thread hears from the supervisor meanwhile.
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.session.finish_stop();
+        state.flush();
+        state.control = None;
+    }
+}
+
+impl State {
+    /// Gives back the commands that are done. Returns whether there were any.
+    fn flush(&mut self) -> bool {
+        let completed = self.session.take_completed();
+        let Some(control) = &self.control else { return !completed.is_empty() };
+        let ram = self.session.ram();
+        for done in &completed {
+            let written = done.output.write(ram, &done.bytes);
+            give_back(control, ram, done.output.head(), written);
+        }
+        if !completed.is_empty() {
+            signal(control, ram);
+        }
+        !completed.is_empty()
+    }
+}
+
+fn next_chain(vring: &VringRwLock, ram: Arc<Ram>, session: &mut Session) -> Next {
+    let mut ring = vring.get_mut();
+    if !ring.is_enabled() {
+        return Next::Dead;
+    }
+    let queue = ring.get_queue_mut();
+    match queue.iter(ram).map(|mut chains| chains.next()) {
+        Ok(Some(chain)) => {
+            let head = chain.head_index();
+            Next::Chain(chain, head)
+        }
+        Ok(None) => Next::Empty,
+        Err(error) => {
+            if queue.ready() {
+                guest_warn!(session.log(), "the guest's driver broke a queue: {error}");
+            }
+            Next::Dead
+        }
+    }
+}
+
+fn take_command(
+    state: &mut State,
+    vring: &VringRwLock,
+    ram: &Arc<Ram>,
+    chain: DescriptorChain<Arc<Ram>>,
+    head: u16,
+) {
+    let refused = match chain::open(ram, chain) {
+        Ok((input, output)) => state.session.command(input, output).map_err(|(error, _): (_, Output)| error),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = refused {
+        guest_warn!(state.session.log(), "{error}");
+        give_back(vring, ram, head, 0);
+        signal(vring, ram);
+    }
+}
+
+/// Asks to be notified again. Returns whether something came meanwhile.
+fn wants_more(vring: &VringRwLock, ram: &Ram) -> bool {
+    vring.get_mut().get_queue_mut().enable_notification(ram).unwrap_or(false)
+}
+
+fn give_back(vring: &VringRwLock, ram: &Ram, head: u16, written: u32) {
+    if let Err(error) = vring.get_mut().get_queue_mut().add_used(ram, head, written) {
+        tracing::debug!("used ring: {error}");
+    }
+}
+
+fn signal(vring: &VringRwLock, ram: &Ram) {
+    let mut ring = vring.get_mut();
+    // A ring that cannot be read is signalled rather than left alone.
+    if ring.get_queue_mut().needs_notification(ram).unwrap_or(true)
+        && let Err(error) = ring.signal_used_queue()
+    {
+        tracing::debug!("the VMM cannot be notified: {error}");
+    }
+}
+
+impl VhostUserBackend for Device {
+    type Bitmap = ();
+    type Vring = VringRwLock;
+
+    fn num_queues(&self) -> usize {
+        QUEUES
+    }
+
+    fn max_queue_size(&self) -> usize {
+        MAX_QUEUE_SIZE
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | command::FEATURES
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn acked_features(&self, features: u64) {
+        let mut state = self.lock();
+        state.session.set_features(features);
+        // Firmware drives the device for its boot screen and takes nothing of this, so it is no error yet.
+        if features & command::FEATURES != command::FEATURES {
+            tracing::warn!("features {features:#x}: no context can be made: {NEEDS}");
+        } else if !state.session.has_window() {
+            tracing::warn!(
+                "this VMM has no shared memory window (QEMU has from 11.1): the guest's CPU reaches VRAM by copies"
+            );
+        }
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        // INFLIGHT_SHMFD cannot be served by the crate and is not offered.
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::BACKEND_SEND_FD
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::SHMEM
+    }
+
+    fn reset_device(&self) {
+        tracing::debug!("reset");
+        self.stop();
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let config = Config { events_read: 0, events_clear: 0, num_scanouts: 0, num_capsets: 1 };
+        let mut space = config.as_bytes().to_vec();
+        space.resize(CONFIG_SPACE, 0);
+        let end = offset.saturating_add(size);
+        space.get(offset as usize..end as usize).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    fn set_config(&self, offset: u32, buf: &[u8]) -> io::Result<()> {
+        // events_clear: there are no events. An error would end the connection.
+        tracing::debug!("config space: {} bytes written at {offset}, ignored", buf.len());
+        Ok(())
+    }
+
+    fn update_memory(&self, memory: GuestMemoryAtomic<Ram>) -> io::Result<()> {
+        let table = memory.memory();
+        self.lock().session.update_memory(&table);
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&self, backend: Backend) {
+        *self.backend.lock().unwrap_or_else(PoisonError::into_inner) = Some(backend);
+    }
+
+    fn set_gpu_socket(&self, _gpu: GpuBackend) -> io::Result<()> {
+        // What vhost-user-gpu-pci sends; an error would end the connection without a word to the user.
+        tracing::warn!("the VMM sent a display socket, which is ignored: {NEEDS}");
+        Ok(())
+    }
+
+    fn get_shmem_config(&self) -> io::Result<VhostUserShMemConfig> {
+        self.lock().session.enable_window();
+        let mut sizes = [0; WINDOW_ID as usize + 1];
+        if let Some(last) = sizes.last_mut() {
+            *last = self.window;
+        }
+        Ok(VhostUserShMemConfig::new(1, &sizes))
+    }
+
+    fn stop_vring(&self, queue: u32) -> io::Result<()> {
+        if queue == u32::from(CONTROL) {
+            tracing::debug!("the control queue is stopped");
+            self.stop();
+        }
+        Ok(())
+    }
+
+    fn handle_event(
+        &self,
+        event: u16,
+        _set: EventSet,
+        vrings: &[VringRwLock],
+        _thread: usize,
+    ) -> io::Result<()> {
+        match (event, vrings.get(usize::from(event))) {
+            (CONTROL, Some(vring)) => self.serve_control(vring),
+            (CURSOR, Some(vring)) => self.serve_cursor(vring),
+            _ => self.serve_session(),
+        }
+        Ok(())
+    }
+}
