@@ -4,6 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+/// The directory of this package, as the one who runs the test says (a build can be run elsewhere).
+fn package() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
 /// The preload library. Cargo builds a package's cdylib for none of its tests, so it is asked for it.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
@@ -12,7 +17,7 @@ pub fn library() -> &'static Path {
         let profile = test.parent().and_then(Path::parent).unwrap();
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         build.args(["build", "--quiet", "--offline", "--lib", "--manifest-path"]);
-        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
+        build.arg(package().join("Cargo.toml"));
         build.arg("--target-dir").arg(profile.parent().unwrap());
         if profile.ends_with("release") {
             build.arg("--release");
