@@ -21,6 +21,8 @@ mod connect;
 mod error;
 mod mapping;
 mod rings;
+#[cfg(test)]
+mod tests;
 mod topology;
 mod wait;
 

@@ -1,5 +1,7 @@
 //! How frames and blobs reach the host.
 
+#[cfg(feature = "loopback")]
+pub mod loopback;
 #[allow(unsafe_code)] // ioctls and mmap
 pub mod virtgpu;
 

@@ -28,13 +28,26 @@ fn variable(name: &str) -> Option<OsString> {
 /// The transport that the environment chooses.
 pub(super) fn transport() -> Result<Box<dyn Transport>, TransportError> {
     if let Some(socket) = variable(LOOPBACK_VARIABLE) {
-        return Err(TransportError::NoDevice(format!("{LOOPBACK_VARIABLE}={socket:?}: not built in")));
+        return loopback(Path::new(&socket));
     }
     let device = match variable(DEVICE_VARIABLE) {
         Some(path) => VirtGpu::open(Path::new(&path))?,
         None => VirtGpu::find()?,
     };
     Ok(Box::new(device))
+}
+
+#[cfg(feature = "loopback")]
+fn loopback(socket: &Path) -> Result<Box<dyn Transport>, TransportError> {
+    Ok(Box::new(crate::transport::loopback::LoopbackVm::connect(socket)?.context()?))
+}
+
+#[cfg(not(feature = "loopback"))]
+fn loopback(socket: &Path) -> Result<Box<dyn Transport>, TransportError> {
+    let socket = socket.display();
+    Err(TransportError::NoDevice(format!(
+        "{LOOPBACK_VARIABLE}={socket}: this library was built without loop-back"
+    )))
 }
 
 impl Client {

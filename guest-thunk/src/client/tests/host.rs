@@ -1,0 +1,176 @@
+//! A host made of closures: it gets parsed frames and says what happens to them.
+#![allow(unsafe_code)] // mmap, for the blobs
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
+use virtio_kfd_protocol::{
+    Call, Capset, Features, GuestVa, Handle, HelloAnswer, Nothing, Request, ResourceId, Status, calls,
+};
+
+use crate::transport::{Blob, Result, Transport, TransportError};
+
+/// What becomes of a frame.
+pub(super) enum Fate {
+    /// The fence completes with this answer.
+    Answer(Vec<u8>),
+    /// The fence completes and nothing was written.
+    Silence,
+    /// The transport says that the connection is lost.
+    Gone,
+    /// The frame cannot be sent, the connection stays.
+    NotSent,
+}
+
+type Behaviour = dyn Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync;
+
+pub(super) struct FakeHost {
+    capset: Capset,
+    blobs: Arc<Mutex<HashMap<u32, Arc<File>>>>,
+    behaviour: Box<Behaviour>,
+}
+
+/// The answer that a host without faults gives to handshakes and Nops.
+pub(super) fn answer(frame: &RequestFrame<'_>) -> Vec<u8> {
+    answer_with(frame, |request, answer| {
+        match request.header.opcode {
+            opcode if opcode == Call::Nop.opcode() => {
+                answer.push::<calls::Nop>(&request.header, &Nothing {}, &[]);
+            }
+            opcode => answer.push_status(opcode, Status::NOT_IMPLEMENTED, 0),
+        };
+    })
+}
+
+/// The same for handshakes; the rest is the closure's.
+pub(super) fn answer_with(
+    frame: &RequestFrame<'_>,
+    mut rest: impl FnMut(&RawRequest<'_>, &mut AnswerFrameBuilder),
+) -> Vec<u8> {
+    let mut answer = AnswerFrameBuilder::new(1, frame.header.sequence);
+    for request in &frame.requests {
+        match Request::decode(request) {
+            Ok(Request::Hello { fixed, .. }) => {
+                assert_eq!(frame.header.version, 0, "no version is agreed on before the handshake");
+                let hello = HelloAnswer {
+                    version: 1,
+                    kfd_major: 1,
+                    kfd_minor: 17,
+                    gpu_count: 1,
+                    // One more than was asked for, as a newer host might.
+                    features: fixed.features | 1 << 40,
+                };
+                answer.push::<calls::Hello>(&request.header, &hello, &[]);
+            }
+            Ok(_) => rest(request, &mut answer),
+            Err(error) => answer.push_status(request.header.opcode, error.status(), 0),
+        }
+    }
+    answer.finish()
+}
+
+impl FakeHost {
+    pub(super) fn new(behaviour: impl Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync + 'static) -> FakeHost {
+        FakeHost {
+            capset: Capset::announce(Features::GUEST_MEMORY, 1),
+            blobs: Arc::default(),
+            behaviour: Box::new(behaviour),
+        }
+    }
+
+    pub(super) fn with_capset(capset: Capset) -> FakeHost {
+        FakeHost { capset, ..FakeHost::new(|_, frame| Fate::Answer(answer(frame))) }
+    }
+
+    /// Blobs that exist now.
+    pub(super) fn blobs(&self) -> Arc<Mutex<HashMap<u32, Arc<File>>>> {
+        Arc::clone(&self.blobs)
+    }
+}
+
+impl Transport for FakeHost {
+    fn capset(&self) -> &Capset {
+        &self.capset
+    }
+
+    fn submit_and_wait(&self, ring: u8, frame: &[u8], _limit: Duration) -> Result<()> {
+        let frame = RequestFrame::parse(frame).expect("the client sends well-formed frames");
+        match (self.behaviour)(ring, &frame) {
+            Fate::Answer(bytes) => {
+                let blob = self.blobs.lock().unwrap().get(&frame.header.answer_resource.0).cloned();
+                assert!(bytes.len() <= frame.header.answer_capacity as usize);
+                blob.expect("a blob of the client").write_all_at(&bytes, frame.header.answer_offset).unwrap();
+                Ok(())
+            }
+            Fate::Silence => Ok(()),
+            Fate::Gone => Err(TransportError::Lost("the test ended it".into())),
+            Fate::NotSent => Err(TransportError::NotSupported("the test refused it")),
+        }
+    }
+
+    fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
+        let file = File::from(memfd_create(c"blob", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(size).unwrap();
+        let file = Arc::new(file);
+        let mut blobs = self.blobs.lock().unwrap();
+        let resource = blobs.keys().max().map_or(1, |last| last + 1);
+        blobs.insert(resource, Arc::clone(&file));
+        Ok(Box::new(FakeBlob { resource, size, file, blobs: Arc::clone(&self.blobs) }))
+    }
+
+    fn host_blob(&self, _buffer: Handle, _size: u64) -> Result<Box<dyn Blob>> {
+        Err(TransportError::NotSupported("host memory in this test"))
+    }
+
+    fn device(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn abandon(&self) {}
+}
+
+struct FakeBlob {
+    resource: u32,
+    size: u64,
+    file: Arc<File>,
+    blobs: Arc<Mutex<HashMap<u32, Arc<File>>>>,
+}
+
+impl Blob for FakeBlob {
+    fn resource(&self) -> ResourceId {
+        ResourceId(self.resource)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
+        assert!(length <= self.size);
+        // SAFETY: the client has reserved the range.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::with_exposed_provenance_mut(address.0 as usize),
+                length as usize,
+                protection,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        Ok(())
+    }
+}
+
+impl Drop for FakeBlob {
+    fn drop(&mut self) {
+        self.blobs.lock().unwrap().remove(&self.resource);
+    }
+}

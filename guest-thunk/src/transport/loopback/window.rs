@@ -1,0 +1,188 @@
+//! The window through which the device shows host memory (virtio-gpu's shared memory region 1), from the VMM's side.
+#![allow(unsafe_code)] // mmap, madvise, and descriptors that the vhost crate passes as numbers
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
+use vhost::vhost_user::{HandlerResult, VhostUserFrontendReqHandler};
+use virtio_kfd_protocol::GuestVa;
+
+use super::extents::Extents;
+use super::ram::map_file;
+use super::{PAGE, system};
+use crate::transport::Result;
+
+/// `VIRTIO_GPU_SHM_ID_HOST_VISIBLE`
+pub(super) const SHM_ID: u8 = 1;
+
+/// Memory of the device that is mapped in the window.
+#[derive(Clone)]
+struct Shown {
+    length: u64,
+    file: Arc<File>,
+    file_offset: u64,
+    writable: bool,
+}
+
+/// The window.
+pub struct Window {
+    base: usize,
+    size: u64,
+    /// What the guest's driver has given out.
+    free: Mutex<Extents>,
+    /// What the device has mapped, by offset.
+    shown: Mutex<BTreeMap<u64, Shown>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here panics while it holds a lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn error(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+impl Window {
+    /// A window of `size` bytes: address space only.
+    pub(super) fn new(size: u64) -> Result<Window> {
+        let failed = |call, error| system(call, format!("a window of {size} bytes"), error);
+        let length = usize::try_from(size).map_err(|_| failed("mmap", error(libc::EINVAL)))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no existing memory.
+        let base = unsafe { libc::mmap(ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(failed("mmap", io::Error::last_os_error()));
+        }
+        let mut free = Extents::default();
+        free.add(0, size / PAGE);
+        Ok(Window {
+            base: base.expose_provenance(),
+            size,
+            free: Mutex::new(free),
+            shown: Mutex::new(BTreeMap::new()),
+        })
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Maps that the device has in the window now.
+    pub fn maps(&self) -> usize {
+        lock(&self.shown).len()
+    }
+
+    /// Takes a place in the window for a blob.
+    pub(super) fn take(&self, bytes: u64) -> Result<u64> {
+        let pages = bytes.div_ceil(PAGE);
+        let taken = lock(&self.free).take(pages);
+        taken.map(|(first, _)| first.saturating_mul(PAGE)).ok_or_else(|| {
+            system("allocation in the window", format!("{bytes} bytes of {}", self.size), error(libc::ENOSPC))
+        })
+    }
+
+    /// Gives a place back.
+    pub(super) fn give(&self, offset: u64, bytes: u64) {
+        lock(&self.free).give(offset / PAGE, bytes.div_ceil(PAGE), 0);
+    }
+
+    /// Maps what the device shows at `offset` at an address of this process.
+    pub(super) fn map_fixed(
+        &self,
+        offset: u64,
+        address: GuestVa,
+        length: u64,
+        protection: i32,
+    ) -> Result<()> {
+        let shown = lock(&self.shown).get(&offset).cloned();
+        let detail = || format!("{length} bytes of the window's offset {offset:#x}");
+        let shown = shown.ok_or_else(|| system("mmap", detail(), error(libc::ENXIO)))?;
+        if length > shown.length {
+            return Err(system("mmap", detail(), error(libc::EINVAL)));
+        }
+        if !shown.writable && protection & libc::PROT_WRITE != 0 {
+            return Err(system("mmap", detail(), error(libc::EACCES)));
+        }
+        map_file(&shown.file, shown.file_offset, address, length, protection)
+    }
+
+    /// Checks a range that the device names.
+    fn range(&self, request: &VhostUserMMap) -> io::Result<(u64, u64)> {
+        let (shmid, offset, length) = (request.shmid, request.shm_offset, request.len);
+        let end = offset.checked_add(length);
+        let whole = offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length != 0;
+        if shmid != SHM_ID || !whole || end.is_none_or(|end| end > self.size) {
+            return Err(error(libc::EINVAL));
+        }
+        Ok((offset, length))
+    }
+
+    fn address(&self, offset: u64) -> GuestVa {
+        GuestVa((self.base as u64).saturating_add(offset))
+    }
+
+    /// Puts the empty window back over a range.
+    fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
+        let address = usize::try_from(self.address(offset).0).map_err(|_| error(libc::EINVAL))?;
+        let length = usize::try_from(length).map_err(|_| error(libc::EINVAL))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let at = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the range lies in the window (see range()), which is this object's own reservation and which nobody
+        // refers to by a Rust reference.
+        let mapped = unsafe { libc::mmap(at, length, libc::PROT_NONE, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl VhostUserFrontendReqHandler for Window {
+    fn shmem_map(&self, request: &VhostUserMMap, fd: &dyn AsRawFd) -> HandlerResult<u64> {
+        let (offset, length) = self.range(request)?;
+        let (flags, file_offset) = (request.flags, request.fd_offset);
+        let writable = flags & VhostUserMMapFlags::WRITABLE.bits() != 0;
+        // SAFETY: fcntl takes no pointer here, and the descriptor is open as long as the request is handled.
+        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fcntl has just made this descriptor, and nothing else owns it.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(copy) });
+        let mut shown = lock(&self.shown);
+        let before = shown.range(..offset.saturating_add(length)).next_back();
+        if before.is_some_and(|(at, other)| at.saturating_add(other.length) > offset) {
+            // The specification wants overlapping maps refused.
+            return Err(error(libc::EEXIST));
+        }
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        map_file(&file, file_offset, self.address(offset), length, protection)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        shown.insert(offset, Shown { length, file: Arc::new(file), file_offset, writable });
+        Ok(0)
+    }
+
+    fn shmem_unmap(&self, request: &VhostUserMMap) -> HandlerResult<u64> {
+        let (offset, length) = self.range(request)?;
+        let mut shown = lock(&self.shown);
+        if shown.get(&offset).is_none_or(|shown| shown.length != length) {
+            return Err(error(libc::EINVAL));
+        }
+        self.clear(offset, length)?;
+        shown.remove(&offset);
+        Ok(0)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let length = usize::try_from(self.size).unwrap_or(0);
+        // SAFETY: the range is this object's own reservation, which nobody refers to any more. It is not dropped in a
+        // forked child (see VmHandle). A failure leaves the range reserved.
+        let _ = unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.base), length) };
+    }
+}
