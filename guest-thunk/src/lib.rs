@@ -4,4 +4,6 @@
 //! rings, answers) -> transport (virtgpu: the guest's render node; loop-back: a VMM in this process).
 
 pub mod client;
+pub mod export;
+pub mod thunk;
 pub mod transport;

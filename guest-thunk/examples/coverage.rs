@@ -1,0 +1,5 @@
+//! Prints docs/coverage.md.
+
+fn main() {
+    print!("{}", guest_thunk::export::coverage_page());
+}

@@ -1,0 +1,100 @@
+//! The debugger and what a runtime tells it.
+#![allow(unsafe_code, reason = "exported C functions")]
+#![allow(non_snake_case, reason = "the API's names")]
+
+use hsakmt_abi::debug::{HsaDbgWatchMode, HsaDbgWaveMessage, HsaDbgWaveMode, HsaDbgWaveOp};
+use hsakmt_abi::event::HsaEvent;
+
+use super::exports;
+use super::pointer::{Address, In, Out, number};
+use crate::thunk::{open, process};
+
+exports! {
+    "debug";
+    /// Whether firmware and kernel support a debugger.
+    done
+    fn hsaKmtCheckRuntimeDebugSupport() {
+        let thunk = open::current()?;
+        process::check_debug_support(&thunk.client, &*thunk.acquire_snapshot()?)
+    }
+
+    /// Tells the kernel of a runtime that a debugger can attach to.
+    done
+    fn hsaKmtRuntimeEnable(r_debug: Address, setup_ttmp: bool) {
+        let thunk = open::current()?;
+        process::runtime_enable(&thunk, &*thunk.acquire_snapshot()?, number(r_debug), setup_ttmp)
+    }
+
+    /// Tells the kernel that the runtime ends.
+    done
+    fn hsaKmtRuntimeDisable() {
+        let thunk = open::current()?;
+        process::runtime_disable(&thunk, &*thunk.acquire_snapshot()?)
+    }
+
+    /// What the kernel said when the runtime was enabled, 0 before.
+    done
+    fn hsaKmtGetRuntimeCapabilities(caps_mask: Out<u32>) {
+        let caps_mask = caps_mask.required("caps_mask")?;
+        caps_mask.write(open::current().map_or(0, |thunk| thunk.runtime_capabilities()));
+        Ok(())
+    }
+
+    /// Attaches a debugger to this process.
+    not_supported("a debugger needs the process on the host")
+    fn hsaKmtDbgEnable(runtime_info: Out<Address>, data_size: Out<u32>);
+
+    /// Detaches it.
+    not_supported("a debugger needs the process on the host")
+    fn hsaKmtDbgDisable();
+
+    /// The debugger's view of the GPUs.
+    not_supported("a debugger needs the process on the host")
+    fn hsaKmtDbgGetDeviceData(data: Out<Address>, n_entries: Out<u32>, entry_size: Out<u32>);
+
+    /// The debugger's view of the queues.
+    not_supported("a debugger needs the process on the host")
+    fn hsaKmtDbgGetQueueData(
+        data: Out<Address>,
+        n_entries: Out<u32>,
+        entry_size: Out<u32>,
+        suspend_queues: bool,
+    );
+
+    /// Any debugger operation.
+    not_supported("a debugger needs the process on the host")
+    fn hsaKmtDebugTrapIoctl(arg: Address, queues: In<u64>, debug_return: Out<u64>);
+
+    /// The debugger's version, in ROCm 5.
+    not_supported("kernels without AMD's own patches have no such call")
+    fn hsaKmtGetKernelDebugTrapVersionInfo(major: Out<u32>, minor: Out<u32>);
+
+    /// The old debugger: registers.
+    not_supported("removed from the kernel")
+    fn hsaKmtDbgRegister(node_id: u32);
+
+    /// The old debugger: ends the registration.
+    not_supported("removed from the kernel")
+    fn hsaKmtDbgUnregister(node_id: u32);
+
+    /// The old debugger: controls waves.
+    not_supported("removed from the kernel")
+    fn hsaKmtDbgWavefrontControl(
+        node_id: u32,
+        operand: HsaDbgWaveOp,
+        mode: HsaDbgWaveMode,
+        trap_id: u32,
+        dbg_wave_msg_ring: Out<HsaDbgWaveMessage>,
+    );
+
+    /// The old debugger: watches addresses.
+    not_supported("removed from the kernel")
+    fn hsaKmtDbgAddressWatch(
+        node_id: u32,
+        num_watch_points: u32,
+        watch_mode: In<HsaDbgWatchMode>,
+        watch_address: In<Address>,
+        watch_mask: In<u64>,
+        watch_event: In<Out<HsaEvent>>,
+    );
+}

@@ -1,0 +1,284 @@
+//! Memory.
+#![allow(unsafe_code, reason = "exported C functions")]
+#![allow(non_snake_case, reason = "the API's names")]
+
+use hsakmt_abi::memory::{
+    HsaMemFlags, HsaMemMapFlags, HsaMemoryRange, HsaPointerInfo, HsaSharedMemoryHandle,
+};
+use hsakmt_abi::status::HsakmtStatus;
+use virtio_kfd_protocol::limits::MAX_GPUS;
+
+use super::exports;
+use super::pointer::{Address, In, Out, number};
+use crate::thunk::memory::Request;
+use crate::thunk::refusal::{Outcome, Refusal};
+use crate::thunk::{open, process};
+
+fn allocate(request: Request, memory_address: Out<u64>) -> Outcome<()> {
+    let thunk = open::current()?;
+    let snapshot = thunk.snapshot()?;
+    snapshot.node(request.node)?;
+    let place = memory_address.required("MemoryAddress")?;
+    let fixed = request.flags.is_set(HsaMemFlags::FIXED_ADDRESS);
+    let address = if fixed { place.read().unwrap_or(0) } else { 0 };
+    let allocated = thunk.memory.allocate(thunk.host(&snapshot), Request { address, ..request });
+    // A failure leaves NULL, as AMD's library does.
+    place.write(*allocated.as_ref().unwrap_or(&0));
+    allocated.map(|_| ())
+}
+
+/// The nodes of a list; the system has a bounded number of them, but a list may have a node twice.
+fn nodes(number_of_nodes: u64, node_array: In<u32>) -> Outcome<Vec<u32>> {
+    let most = MAX_GPUS.saturating_mul(2);
+    let count = usize::try_from(number_of_nodes).ok().filter(|count| (1..=most).contains(count));
+    let count = count.filter(|_| !node_array.is_null());
+    let wrong =
+        || Refusal::parameter(format!("NumberOfNodes is {number_of_nodes}, expected 1 to {most} and a list"));
+    Ok(node_array.read_all(count.ok_or_else(wrong)?))
+}
+
+/// Memory that belongs to the application is not given to GPUs: on a stock guest kernel that loses its in-flight I/O.
+/// Runtimes copy such memory in stages when they are told so. Answered without asking the host.
+fn refuse_registration(address: Address) -> Outcome<()> {
+    let thunk = open::current()?;
+    if thunk.memory.is_allocated(number(address)) {
+        return Err(Refusal::handle("the memory is an allocation of this library"));
+    }
+    let why = "the application's own memory is not given to GPUs in a guest";
+    Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why))
+}
+
+exports! {
+    "memory";
+    /// Allocates memory that GPUs can access.
+    done("system memory is the guest's; VRAM with HostAccess or NoAddress is NOT_IMPLEMENTED; no NUMA binding")
+    fn hsaKmtAllocMemory(
+        preferred_node: u32,
+        size_in_bytes: u64,
+        mem_flags: HsaMemFlags,
+        memory_address: Out<u64>,
+    ) {
+        let request =
+            Request { node: preferred_node, size: size_in_bytes, alignment: 0, flags: mem_flags, address: 0 };
+        allocate(request, memory_address)
+    }
+
+    /// Allocates aligned memory that GPUs can access.
+    done("as hsaKmtAllocMemory")
+    fn hsaKmtAllocMemoryAlign(
+        preferred_node: u32,
+        size_in_bytes: u64,
+        alignment: u64,
+        mem_flags: HsaMemFlags,
+        memory_address: Out<u64>,
+    ) {
+        let request =
+            Request { node: preferred_node, size: size_in_bytes, alignment, flags: mem_flags, address: 0 };
+        allocate(request, memory_address)
+    }
+
+    /// Frees memory.
+    done
+    fn hsaKmtFreeMemory(memory_address: Address, size_in_bytes: u64) {
+        let _ = size_in_bytes;
+        let thunk = open::current()?;
+        if memory_address.is_null() {
+            return Err(Refusal::error("MemoryAddress is NULL"));
+        }
+        thunk.memory.free(&thunk.client, number(memory_address))
+    }
+
+    /// How much VRAM is left.
+    done("bounded by what the VM was given")
+    fn hsaKmtAvailableMemory(node: u32, available_bytes: Out<u64>) {
+        let thunk = open::current()?;
+        let available_bytes = available_bytes.required("AvailableBytes")?;
+        let snapshot = thunk.snapshot()?;
+        let Some(gpu) = snapshot.gpu_of(node)? else {
+            return Err(Refusal::error(format!("node {node} has no GPU")));
+        };
+        available_bytes.write(process::available_memory(&thunk.client, gpu.gpu_id)?);
+        Ok(())
+    }
+
+    /// Registers memory of the application.
+    done("always refused, so that the runtime copies in stages")
+    fn hsaKmtRegisterMemory(memory_address: Address, memory_size_in_bytes: u64) {
+        let _ = memory_size_in_bytes;
+        refuse_registration(memory_address)
+    }
+
+    /// Registers memory of the application for some GPUs.
+    done("always refused, so that the runtime copies in stages")
+    fn hsaKmtRegisterMemoryToNodes(
+        memory_address: Address,
+        memory_size_in_bytes: u64,
+        number_of_nodes: u64,
+        node_array: In<u32>,
+    ) {
+        let _ = memory_size_in_bytes;
+        open::current()?;
+        nodes(number_of_nodes, node_array)?;
+        refuse_registration(memory_address)
+    }
+
+    /// Registers memory of the application with flags.
+    done("always refused, so that the runtime copies in stages")
+    fn hsaKmtRegisterMemoryWithFlags(
+        memory_address: Address,
+        memory_size_in_bytes: u64,
+        mem_flags: HsaMemFlags,
+    ) {
+        let _ = memory_size_in_bytes;
+        open::current()?;
+        if mem_flags.is_set(HsaMemFlags::EXTENDED_COHERENT) && mem_flags.is_set(HsaMemFlags::COARSE_GRAIN) {
+            return Err(Refusal::parameter("MemFlags has both ExtendedCoherent and CoarseGrain"));
+        }
+        refuse_registration(memory_address)
+    }
+
+    /// Ends a registration.
+    done("nothing is ever registered")
+    fn hsaKmtDeregisterMemory(memory_address: Address) {
+        open::current()?;
+        let why = format!("{:#x} is not registered", number(memory_address));
+        Err(Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, why))
+    }
+
+    /// Maps memory to all GPUs that can reach it.
+    done
+    fn hsaKmtMapMemoryToGPU(memory_address: Address, memory_size_in_bytes: u64, alternate_va_gpu: Out<u64>) {
+        let thunk = open::current()?;
+        if memory_address.is_null() {
+            return Err(Refusal::error("MemoryAddress is NULL"));
+        }
+        alternate_va_gpu.write(0);
+        let snapshot = thunk.snapshot()?;
+        thunk.memory.map(thunk.host(&snapshot), number(memory_address), memory_size_in_bytes)
+    }
+
+    /// Maps memory to the GPUs of some nodes, and to no others.
+    done
+    fn hsaKmtMapMemoryToGPUNodes(
+        memory_address: Address,
+        memory_size_in_bytes: u64,
+        alternate_va_gpu: Out<u64>,
+        mem_map_flags: HsaMemMapFlags,
+        number_of_nodes: u64,
+        node_array: In<u32>,
+    ) {
+        let _ = (memory_size_in_bytes, alternate_va_gpu, mem_map_flags);
+        let thunk = open::current()?;
+        if memory_address.is_null() {
+            return Err(Refusal::error("MemoryAddress is NULL"));
+        }
+        let nodes = nodes(number_of_nodes, node_array)?;
+        let snapshot = thunk.snapshot()?;
+        thunk.memory.map_to_nodes(thunk.host(&snapshot), number(memory_address), &nodes)
+    }
+
+    /// Unmaps memory from all GPUs.
+    done
+    fn hsaKmtUnmapMemoryToGPU(memory_address: Address) {
+        let thunk = open::current()?;
+        // A runtime is known to do that.
+        if memory_address.is_null() {
+            return Ok(());
+        }
+        thunk.memory.unmap(&thunk.client, number(memory_address))
+    }
+
+    /// What is known of an address.
+    done
+    fn hsaKmtQueryPointerInfo(pointer: Address, pointer_info: Out<HsaPointerInfo>) {
+        let thunk = open::current()?;
+        let pointer_info = pointer_info.required("PointerInfo")?;
+        let snapshot = thunk.current_snapshot().unwrap_or_default();
+        let found = thunk.memory.pointer_info(&snapshot, number(pointer));
+        // An unknown address leaves zeros: HSA_POINTER_UNKNOWN.
+        pointer_info.write(*found.as_ref().unwrap_or(&HsaPointerInfo::default()));
+        found.map(|_| ())
+    }
+
+    /// Puts a word of the application's to an allocation.
+    done
+    fn hsaKmtSetMemoryUserData(pointer: Address, user_data: Address) {
+        let thunk = open::current()?;
+        thunk.memory.set_user_data(number(pointer), number(user_data))
+    }
+
+    /// Sets cache policies of Kaveri; all other chips have them set by the library.
+    not_implemented("as AMD's library answers for all chips but Kaveri")
+    fn hsaKmtSetMemoryPolicy(
+        node: u32,
+        default_policy: u32,
+        alternate_policy: u32,
+        memory_address_alternate: Address,
+        memory_size_in_bytes: u64,
+    );
+
+    /// Shares memory with another process.
+    not_implemented("planned over dma-buf")
+    fn hsaKmtShareMemory(
+        memory_address: Address,
+        size_in_bytes: u64,
+        shared_memory_handle: Out<HsaSharedMemoryHandle>,
+    );
+
+    /// Takes memory that another process shares.
+    not_implemented("planned over dma-buf")
+    fn hsaKmtRegisterSharedHandle(
+        shared_memory_handle: In<HsaSharedMemoryHandle>,
+        memory_address: Out<u64>,
+        size_in_bytes: Out<u64>,
+    );
+
+    /// Takes memory that another process shares, for some GPUs.
+    not_implemented("planned over dma-buf")
+    fn hsaKmtRegisterSharedHandleToNodes(
+        shared_memory_handle: In<HsaSharedMemoryHandle>,
+        memory_address: Out<u64>,
+        size_in_bytes: Out<u64>,
+        number_of_nodes: u64,
+        node_array: In<u32>,
+    );
+
+    /// A dma-buf of an allocation.
+    not_implemented("planned")
+    fn hsaKmtExportDMABufHandle(
+        memory_address: Address,
+        memory_size_in_bytes: u64,
+        dma_buf_fd: Out<i32>,
+        offset: Out<u64>,
+    );
+
+    /// Reads memory of another process.
+    not_implemented("as AMD's library 6.2.4 answers")
+    fn hsaKmtProcessVMRead(
+        pid: u32,
+        local_memory_array: In<HsaMemoryRange>,
+        local_memory_array_count: u64,
+        remote_memory_array: In<HsaMemoryRange>,
+        remote_memory_array_count: u64,
+        size_copied: Out<u64>,
+    );
+
+    /// Writes memory of another process.
+    not_implemented("as AMD's library 6.2.4 answers")
+    fn hsaKmtProcessVMWrite(
+        pid: u32,
+        local_memory_array: In<HsaMemoryRange>,
+        local_memory_array_count: u64,
+        remote_memory_array: In<HsaMemoryRange>,
+        remote_memory_array_count: u64,
+        size_copied: Out<u64>,
+    );
+
+    /// Puts system memory in place of an allocation's first page.
+    not_supported("as AMD's library answers unless it is built for the address sanitizer")
+    fn hsaKmtReplaceAsanHeaderPage(addr: Address);
+
+    /// Puts an allocation's first page back.
+    not_supported("as AMD's library answers unless it is built for the address sanitizer")
+    fn hsaKmtReturnAsanHeaderPage(addr: Address);
+}

@@ -1,0 +1,96 @@
+//! The system's nodes and what they have.
+#![allow(unsafe_code, reason = "exported C functions")]
+#![allow(non_snake_case, reason = "the API's names")]
+
+use hsakmt_abi::topology::{
+    HsaCacheProperties, HsaIoLinkProperties, HsaMemoryProperties, HsaNodeProperties356, HsaSystemProperties,
+};
+
+use super::exports;
+use super::pointer::Out;
+use crate::thunk::open;
+use crate::thunk::refusal::{Outcome, Refusal};
+
+/// The first `count` of the entries, which must be there.
+fn first<'a, T>(what: &str, entries: &'a [T], count: u32) -> Outcome<&'a [T]> {
+    let there = entries.len();
+    let found = usize::try_from(count).ok().and_then(|count| entries.get(..count));
+    found.ok_or_else(|| Refusal::parameter(format!("{what} is {count}, the node has {there}")))
+}
+
+exports! {
+    "topology";
+    /// Takes a snapshot of the topology, unless there is one.
+    done
+    fn hsaKmtAcquireSystemProperties(system_properties: Out<HsaSystemProperties>) {
+        let thunk = open::current()?;
+        let system_properties = system_properties.required("SystemProperties")?;
+        system_properties.write(thunk.acquire_snapshot()?.system);
+        Ok(())
+    }
+
+    /// Forgets the snapshot.
+    done
+    fn hsaKmtReleaseSystemProperties() {
+        // AMD's library has something to forget even when it is not open.
+        if let Ok(thunk) = open::current() {
+            thunk.release_snapshot();
+        }
+        Ok(())
+    }
+
+    /// A node's properties: 356 bytes, the layout of ROCm 5.x to 6.2.4.
+    done("CPU nodes are the guest's; no SVM; no bank of remapped registers; VRAM is private")
+    fn hsaKmtGetNodeProperties(node_id: u32, node_properties: Out<HsaNodeProperties356>) {
+        let node_properties = node_properties.required("NodeProperties")?;
+        let thunk = open::current()?;
+        node_properties.write(thunk.snapshot()?.properties(node_id)?);
+        Ok(())
+    }
+
+    /// A node's memory banks.
+    done
+    fn hsaKmtGetNodeMemoryProperties(
+        node_id: u32,
+        num_banks: u32,
+        memory_properties: Out<HsaMemoryProperties>,
+    ) {
+        let memory_properties = memory_properties.required("MemoryProperties")?;
+        let thunk = open::current()?;
+        let mut banks = thunk.snapshot()?.banks(node_id)?;
+        // Entries beyond the node's banks are cleared.
+        banks.resize(usize::try_from(num_banks).unwrap_or(usize::MAX).min(4096), Default::default());
+        memory_properties.write_all(&banks);
+        Ok(())
+    }
+
+    /// A node's caches. The processor is not looked at.
+    done
+    fn hsaKmtGetNodeCacheProperties(
+        node_id: u32,
+        processor_id: u32,
+        num_caches: u32,
+        cache_properties: Out<HsaCacheProperties>,
+    ) {
+        let _ = processor_id;
+        let cache_properties = cache_properties.required("CacheProperties")?;
+        let thunk = open::current()?;
+        let snapshot = thunk.snapshot()?;
+        cache_properties.write_all(first("NumCaches", &snapshot.node(node_id)?.caches, num_caches)?);
+        Ok(())
+    }
+
+    /// A node's links to other nodes.
+    done("rewritten to the guest's CPU nodes and the GPUs of this VM")
+    fn hsaKmtGetNodeIoLinkProperties(
+        node_id: u32,
+        num_io_links: u32,
+        io_link_properties: Out<HsaIoLinkProperties>,
+    ) {
+        let io_link_properties = io_link_properties.required("IoLinkProperties")?;
+        let thunk = open::current()?;
+        let snapshot = thunk.snapshot()?;
+        io_link_properties.write_all(first("NumIoLinks", &snapshot.node(node_id)?.links, num_io_links)?);
+        Ok(())
+    }
+}

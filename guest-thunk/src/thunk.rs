@@ -1,0 +1,103 @@
+//! The thunk's logic: what AMD's libhsakmt does between the API and the ioctls, over the client.
+
+pub mod event;
+pub mod lock;
+pub mod memory;
+pub mod open;
+pub mod process;
+pub mod refusal;
+pub mod render;
+pub mod settings;
+pub mod topology;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use hsakmt_abi::status::HsakmtStatus;
+
+use self::event::Events;
+use self::lock::{lock, read, write};
+use self::memory::{Host, Memory};
+use self::refusal::{Outcome, Refusal};
+use self::settings::Settings;
+use self::topology::Snapshot;
+use crate::client::Client;
+
+/// One connection to the host, from the first open to the last close.
+pub struct Thunk {
+    // Dropped in this order: the client is last, so that the host is there for as long as anything is its.
+    /// Events.
+    pub events: Events,
+    /// Memory.
+    pub memory: Memory,
+    snapshot: RwLock<Option<Arc<Snapshot>>>,
+    /// Held while a snapshot is taken, so that two threads do not take two.
+    taking: Mutex<()>,
+    runtime_capabilities: AtomicU32,
+    /// The environment at the open.
+    pub settings: Settings,
+    /// The connection.
+    pub client: Client,
+}
+
+impl Thunk {
+    /// Begins with a connection.
+    pub fn new(client: Client, settings: Settings) -> Self {
+        Thunk {
+            events: Events::default(),
+            memory: Memory::default(),
+            snapshot: RwLock::default(),
+            taking: Mutex::default(),
+            runtime_capabilities: AtomicU32::new(0),
+            settings,
+            client,
+        }
+    }
+
+    /// The topology, taken now if there is none.
+    pub fn acquire_snapshot(&self) -> Outcome<Arc<Snapshot>> {
+        let _taking = lock(&self.taking);
+        if let Some(snapshot) = self.current_snapshot() {
+            return Ok(snapshot);
+        }
+        let snapshot = Arc::new(Snapshot::take(&self.client, &self.settings)?);
+        *write(&self.snapshot) = Some(snapshot.clone());
+        Ok(snapshot)
+    }
+
+    /// Forgets the topology.
+    pub fn release_snapshot(&self) {
+        *write(&self.snapshot) = None;
+    }
+
+    /// The topology, if it was acquired.
+    pub fn current_snapshot(&self) -> Option<Arc<Snapshot>> {
+        read(&self.snapshot).clone()
+    }
+
+    /// The topology, for calls that name a node: none of them is valid without it.
+    pub fn snapshot(&self) -> Outcome<Arc<Snapshot>> {
+        let missing = "hsaKmtAcquireSystemProperties has not been called";
+        self.current_snapshot().ok_or_else(|| Refusal::new(HsakmtStatus::INVALID_NODE_UNIT, missing))
+    }
+
+    /// The connection with a topology.
+    pub fn host<'a>(&'a self, snapshot: &'a Snapshot) -> Host<'a> {
+        Host { client: &self.client, snapshot, settings: &self.settings }
+    }
+
+    /// What the kernel said when the runtime was enabled.
+    pub fn runtime_capabilities(&self) -> u32 {
+        self.runtime_capabilities.load(Ordering::Relaxed)
+    }
+
+    fn set_runtime_capabilities(&self, capabilities: u32) {
+        self.runtime_capabilities.store(capabilities, Ordering::Relaxed);
+    }
+
+    /// Ends waits and frees what the host holds for this connection.
+    fn shut_down(&self) {
+        self.events.release_all(&self.client);
+        self.memory.release_all(&self.client);
+    }
+}

@@ -1,0 +1,160 @@
+//! Open and close, and what a fork means.
+//!
+//! A connection belongs to the process that made it. A forked child has none: its calls answer that nothing is open
+//! until it opens anew. What it inherited is not looked at, since other threads of the parent may
+//! have held locks in it; only its descriptors are closed. So a fork needs to wait for nobody.
+#![allow(unsafe_code, reason = "pthread_atfork, and state that is reached from its handler without a lock")]
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, Once, RwLock};
+
+use hsakmt_abi::status::HsakmtStatus;
+
+use super::Thunk;
+use super::lock::{lock, read, write};
+use super::refusal::{Level, Outcome, Refusal, read_level, say};
+use super::settings::Settings;
+use crate::client::{Client, ConnectError};
+use crate::transport::TransportError;
+
+/// The state of a process. Never freed: a forked child leaves its parent's behind.
+struct Process {
+    pid: u32,
+    /// How often it was opened more than closed.
+    opened: Mutex<u64>,
+    thunk: RwLock<Option<Arc<Thunk>>>,
+    /// The same for the fork handler: null, or a thunk that `thunk` keeps.
+    client: AtomicPtr<Client>,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+impl Process {
+    fn new() -> Self {
+        Process {
+            pid: std::process::id(),
+            opened: Mutex::new(0),
+            thunk: RwLock::default(),
+            client: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// This process's state, if it ever opened.
+    fn existing() -> Option<&'static Process> {
+        // SAFETY: PROCESS is null or a leaked box.
+        unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// This process's state, made if need be.
+    fn current() -> &'static Process {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            // SAFETY: the handler is a function of this library (glibc takes it back when the library is unloaded)
+            // that does only what is allowed after a fork.
+            // Without a handler the process id tells, at the next open.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        });
+        if let Some(process) = Process::existing() {
+            if process.pid == std::process::id() {
+                return process;
+            }
+            // A child that no handler was called in, since it was made by clone or the bare system call.
+            leave_parent();
+        }
+        let fresh = Box::into_raw(Box::new(Process::new()));
+        match PROCESS.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: it is a box that nothing frees any more.
+            Ok(_) => unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: the box was not published.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: what is published is a leaked box.
+                unsafe { &*other }
+            }
+        }
+    }
+}
+
+/// Closes what was inherited from the parent, and forgets the rest.
+fn leave_parent() {
+    let inherited = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: PROCESS is null or a leaked box.
+    let Some(parent) = (unsafe { inherited.as_ref() }) else { return };
+    // SAFETY: the pointer is taken back before the client is dropped, and the child's memory is as the parent's was
+    // at the fork: so it is null, or the client is whole.
+    if let Some(client) = unsafe { parent.client.load(Ordering::Acquire).as_ref() } {
+        client.abandon();
+    }
+}
+
+/// Only loads, stores and the system calls of `abandon` happen here: nothing that a lock or the allocator could stop.
+extern "C" fn after_fork_in_child() {
+    leave_parent();
+}
+
+/// `hsaKmtOpenKFD`
+pub fn open() -> Outcome<()> {
+    let process = Process::current();
+    let mut opened = lock(&process.opened);
+    if *opened > 0 {
+        *opened = opened.saturating_add(1);
+        return Err(Refusal::new(HsakmtStatus::KERNEL_ALREADY_OPENED, "opened before; the open counts"));
+    }
+    read_level();
+    let client = Client::connect().map_err(|error| {
+        say(Level::Error, || format!("hsaKmtOpenKFD: {error}"));
+        refusal(&error)
+    })?;
+    let (major, minor) = client.kfd_version();
+    if major != 1 {
+        let why = format!("the host's KFD has interface version {major}.{minor}, expected 1.x");
+        return Err(Refusal::new(HsakmtStatus::DRIVER_MISMATCH, why));
+    }
+    let thunk = Arc::new(Thunk::new(client, Settings::from_environment()));
+    process.client.store(ptr::from_ref(&thunk.client).cast_mut(), Ordering::Release);
+    *write(&process.thunk) = Some(thunk);
+    *opened = 1;
+    Ok(())
+}
+
+/// No device, or one that cannot be used, is like no `/dev/kfd`.
+fn refusal(error: &ConnectError) -> Refusal {
+    let status = match error {
+        ConnectError::Handshake(_) | ConnectError::Transport(TransportError::Handshake(_)) => {
+            HsakmtStatus::DRIVER_MISMATCH
+        }
+        ConnectError::Transport(_) | ConnectError::Hello(_) | ConnectError::Offer { .. } => {
+            HsakmtStatus::KERNEL_IO_CHANNEL_NOT_OPENED
+        }
+    };
+    Refusal::new(status, error.to_string())
+}
+
+/// `hsaKmtCloseKFD`: the last close ends the connection and all that is left on it.
+pub fn close() -> Outcome<()> {
+    let process = Process::existing().filter(|process| process.pid == std::process::id());
+    let process = process.ok_or_else(Refusal::closed)?;
+    let mut opened = lock(&process.opened);
+    match *opened {
+        0 => return Err(Refusal::closed()),
+        1 => {
+            process.client.store(ptr::null_mut(), Ordering::Release);
+            let thunk = write(&process.thunk).take();
+            if let Some(thunk) = &thunk {
+                thunk.shut_down();
+            }
+            // Threads that are in a call keep it until they are out.
+            drop(thunk);
+            *opened = 0;
+        }
+        more => *opened = more.saturating_sub(1),
+    }
+    Ok(())
+}
+
+/// The connection, for all other calls.
+pub fn current() -> Outcome<Arc<Thunk>> {
+    let process = Process::existing().ok_or_else(Refusal::closed)?;
+    read(&process.thunk).clone().ok_or_else(Refusal::closed)
+}

@@ -1,0 +1,86 @@
+//! The environment variables of AMD's library that mean something here.
+
+/// Settings of one open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `HSA_OVERRIDE_GFX_VERSION=major.minor.stepping`; an error where it is set and not of this form.
+    pub gfx_override: Result<Option<(u32, u32, u32)>, InvalidOverride>,
+    /// `HSA_DISABLE_CACHE`: memory is uncached and coherent.
+    pub disable_cache: bool,
+    /// `HSA_SVM_GUARD_PAGES`: pages that stay inaccessible behind each allocation.
+    pub guard_pages: u64,
+    /// `HSA_MAX_VA_ALIGN`: addresses of large allocations are aligned to up to a page times 2 to this power.
+    pub alignment_order: u32,
+}
+
+/// `HSA_OVERRIDE_GFX_VERSION` is set to something that is no version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidOverride;
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { gfx_override: Ok(None), disable_cache: false, guard_pages: 1, alignment_order: 9 }
+    }
+}
+
+impl Settings {
+    /// Reads the environment.
+    pub fn from_environment() -> Self {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let default = Settings::default();
+        let number = |name| variable(name).and_then(|value| value.trim().parse::<u32>().ok());
+        Settings {
+            gfx_override: variable("HSA_OVERRIDE_GFX_VERSION").map(|value| parse_gfx(&value)).transpose(),
+            disable_cache: variable("HSA_DISABLE_CACHE").is_some_and(|value| value != "0"),
+            // Bounds keep a mistyped variable from taking the whole address space with each allocation.
+            guard_pages: number("HSA_SVM_GUARD_PAGES")
+                .map_or(default.guard_pages, |n| u64::from(n.min(4096))),
+            alignment_order: number("HSA_MAX_VA_ALIGN").map_or(default.alignment_order, |n| n.min(18)),
+        }
+    }
+}
+
+fn parse_gfx(value: &str) -> Result<(u32, u32, u32), InvalidOverride> {
+    let mut parts = value.split('.').map(|part| part.parse::<u32>().map_err(|_| InvalidOverride));
+    let mut part = |max| match parts.next() {
+        Some(Ok(number)) if number <= max => Ok(number),
+        _ => Err(InvalidOverride),
+    };
+    // The widths of the fields of HSA_ENGINE_ID.
+    let version = (part(63)?, part(255)?, part(255)?);
+    parts.next().map_or(Ok(version), |_| Err(InvalidOverride))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str) -> Settings {
+        Settings::from_variables(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_is_the_default() {
+        assert_eq!(Settings::from_variables(|_| None), Settings::default());
+    }
+
+    #[test]
+    fn gfx_override() {
+        let gfx = |value| with("HSA_OVERRIDE_GFX_VERSION", value).gfx_override;
+        assert_eq!(gfx("10.3.0"), Ok(Some((10, 3, 0))));
+        for bad in ["", "10", "10.3", "10.3.0.1", "64.0.0", "9.256.0", "9.0.a"] {
+            assert_eq!(gfx(bad), Err(InvalidOverride), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn switches_and_numbers() {
+        assert!(with("HSA_DISABLE_CACHE", "1").disable_cache);
+        assert!(!with("HSA_DISABLE_CACHE", "0").disable_cache);
+        assert_eq!(with("HSA_SVM_GUARD_PAGES", "3").guard_pages, 3);
+        assert_eq!(with("HSA_MAX_VA_ALIGN", "99").alignment_order, 18);
+    }
+}
