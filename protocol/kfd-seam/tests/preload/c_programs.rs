@@ -1,10 +1,9 @@
 //! A C program under the fixture, case by case, compiled in the ways that give a program different
 //! entry points.
 
-use std::path::Path;
 use std::process::Command;
 
-use crate::support::{compile, run};
+use crate::support::{compile, package, run};
 
 /// Runs `case` of the C program; the status must be success. Returns what it wrote to the standard error output.
 fn check(case: &str, flags: &[&str], environment: &[(&str, &str)]) -> String {
@@ -55,7 +54,7 @@ fn panic() {
 fn early() {
     let directory = tempfile::tempdir().unwrap();
     let library = directory.path().join("libearly.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/early.c");
+    let source = package().join("tests/preload/early.c");
     let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
     if compiled.is_ok_and(|status| status.success()) {
         let library = library.to_str().unwrap();

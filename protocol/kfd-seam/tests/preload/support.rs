@@ -10,6 +10,11 @@ fn profile_directory() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
+/// The directory of this package, as the one who runs the test says (a build can be run elsewhere).
+pub fn package() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
 /// The preload library of `examples/seam_fixture.rs`. Cargo builds examples only for some of its test
 /// selections, so it is asked for this one.
 pub fn fixture() -> &'static Path {
@@ -18,7 +23,7 @@ pub fn fixture() -> &'static Path {
         let profile = profile_directory();
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         build.args(["build", "--quiet", "--offline", "--example", "seam_fixture", "--manifest-path"]);
-        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
+        build.arg(package().join("Cargo.toml"));
         build.arg("--target-dir").arg(profile.parent().unwrap());
         if profile.ends_with("release") {
             build.arg("--release");
@@ -31,7 +36,7 @@ pub fn fixture() -> &'static Path {
 /// The program of `tests/preload/check.c`, compiled with `flags`; `None` where there is no C compiler.
 pub fn compile(directory: &Path, flags: &[&str]) -> Option<PathBuf> {
     let program = directory.join("check");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/check.c");
+    let source = package().join("tests/preload/check.c");
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-g", "-pthread"]);
     compile.arg("-o").arg(&program).arg(source).args(flags);
@@ -47,10 +52,10 @@ pub fn compile(directory: &Path, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// Runs `command` under the fixture for at most a minute.
+/// Runs `command` under the fixture for at most five minutes.
 pub fn run(command: &[&str], environment: &[(&str, &str)]) -> Output {
     Command::new("timeout")
-        .args(["--signal=ABRT", "60"])
+        .args(["--signal=ABRT", "300"])
         .args(command)
         .envs(environment.iter().copied())
         .env("LC_ALL", "C")

@@ -27,10 +27,10 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// Runs `command` on the model `profile` for at most a minute.
+/// Runs `command` on the model `profile` for at most five minutes.
 pub fn run(profile: &str, command: &mut Command) -> Output {
     let mut limited = Command::new("timeout");
-    limited.args(["--signal=ABRT", "60"]).arg(command.get_program()).args(command.get_args());
+    limited.args(["--signal=ABRT", "300"]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         limited.env(name, value.unwrap_or_default());
     }
