@@ -21,8 +21,8 @@ pub fn gpu_of_device(device: DeviceId) -> Option<usize> {
     usize::try_from(device.0.checked_sub(1)?).ok()
 }
 
-/// Major number of `/dev/kfd`. The kernel takes a free one (`register_chrdev(0, ...)`), from 511 down on most machines.
-const KFD_MAJOR: u32 = 510;
+/// Major number of `/dev/kfd`. The kernel takes a free one (`register_chrdev(0, ...)`), below 255 at first.
+const KFD_MAJOR: u32 = 242;
 
 const KFD: &str = "/sys/devices/virtual/kfd/kfd";
 
@@ -58,9 +58,11 @@ fn kfd_device(tree: &mut Tree) {
 fn topology_files(tree: &mut Tree, topology: &Topology) {
     let base = format!("{KFD}/topology");
     tree.file(&format!("{base}/generation_id"), format!("{}\n", topology.generation));
-    // From the OEM fields of the firmware's tables, which only root can read; 0 as with empty ones.
-    let properties = text(&[("platform_oem", 0), ("platform_id", 0), ("platform_rev", 0)]);
-    tree.file(&format!("{base}/system_properties"), properties);
+    // From the OEM fields of the firmware's DSDT, which only root can read; these are QEMU's.
+    let id = |text: &[u8; 8]| u64::from_le_bytes(*text);
+    let properties =
+        [("platform_oem", id(b"BXPC    ")), ("platform_id", id(b"BOCHS \0\0")), ("platform_rev", 1)];
+    tree.file(&format!("{base}/system_properties"), text(&properties));
     for (number, node) in topology.nodes.iter().enumerate() {
         node_files(tree, &format!("{base}/nodes/{number}"), node);
     }
@@ -108,7 +110,6 @@ fn module(tree: &mut Tree) {
     tree.own_directory(&format!("{base}/holders"));
     for (name, value) in [
         ("cwsr_enable", "1"),
-        ("debug_largebar", "0"),
         ("halt_if_hws_hang", "0"),
         ("hws_max_conc_proc", "-1"),
         ("mes", "0"),
@@ -125,8 +126,8 @@ fn module(tree: &mut Tree) {
     }
 }
 
-/// Size of the module in bytes, about that of Debian's.
-const MODULE_SIZE: u32 = 13_000_704;
+/// Size of the module in bytes, that of Debian's for 6.12.
+const MODULE_SIZE: u32 = 14_397_440;
 
 /// The line of `/proc/modules`.
 pub fn module_line() -> String {

@@ -102,7 +102,7 @@ impl Tree {
     /// The directory at `path`, made with its parents when missing.
     fn directory(&mut self, path: &str) -> &mut Directory {
         let mut current = &mut self.root;
-        for name in path.split('/').filter(|name| !name.is_empty()) {
+        for name in path.split('/').filter(|name| !matches!(*name, "" | ".")) {
             let merge = current.merge;
             current = current.directories.entry(name.to_owned()).or_insert_with(|| Directory::new(merge));
         }
@@ -125,7 +125,7 @@ impl Tree {
 
     fn step(&self, path: &str) -> Step {
         let mut current = &self.root;
-        let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
+        let mut names = path.split('/').filter(|name| !matches!(*name, "" | ".")).peekable();
         let mut above: Vec<&str> = Vec::new();
         while let Some(name) = names.next() {
             if let Some(directory) = current.directories.get(name) {

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use kfd_model::Model;
+use kfd_model::machine::{CpuNode, Machine};
+use kfd_model::profile::Profile;
 use kfd_seam::{Entry, KfdService, Lookup};
 use nix::errno::Errno;
 
@@ -218,6 +220,44 @@ fn the_module_is_loaded() {
         assert!(text(&model, "/proc/modules").lines().any(|line| line.starts_with("amdgpu ")));
         let version = model.lookup(Path::new("/sys/module/amdgpu/version"));
         assert_eq!(version, Lookup::Missing(Errno::ENOENT), "only the out-of-tree driver has one");
+    }
+}
+
+/// The real thing: `find . | sort` and the content of all files of `/sys/devices/virtual/kfd/kfd`, without `power`, taken
+/// in a QEMU guest with 2 CPUs, Debian's kernel 6.12.117 and amdgpu loaded without a GPU.
+const REAL: &str = include_str!("../data/amdkfd-6.12-without-gpu.txt");
+
+#[test]
+fn without_a_gpu_the_tree_is_that_of_a_real_amdkfd() {
+    let machine = Machine {
+        nodes: vec![CpuNode { cpus: 2, first_apic_id: 0, memory_bytes: 1_540_984_832 }],
+        max_clock_mhz: 0,
+        amd: true,
+    };
+    let model = Model::on(Profile::load("none").unwrap(), &machine).unwrap();
+    let root = "/sys/devices/virtual/kfd/kfd";
+    let expected: Vec<&str> = REAL.lines().filter_map(|line| line.strip_prefix("TREE ")).collect();
+    let mut found = Vec::new();
+    walk(&model, root, ".", &mut found);
+    found.sort();
+    assert_eq!(found, expected);
+    let mut files = 0;
+    for part in REAL.split("FILE ").skip(1) {
+        let (path, content) = part.split_once('\n').unwrap();
+        assert_eq!(text(&model, &format!("{root}/{path}")), content, "{path}");
+        files += 1;
+    }
+    assert_eq!(files, 6);
+}
+
+fn walk(model: &Model, root: &str, path: &str, found: &mut Vec<String>) {
+    found.push(path.to_owned());
+    if let Lookup::Found(Entry::Directory { entries, .. }) =
+        model.lookup(Path::new(&format!("{root}/{path}")))
+    {
+        for entry in entries {
+            walk(model, root, &format!("{path}/{}", entry.name.to_str().unwrap()), found);
+        }
     }
 }
 
