@@ -26,6 +26,9 @@ use crate::process::Device;
 /// (`AMDGPU_GMC_HOLE_START`).
 pub const GPUVM_LIMIT: u64 = 0x7fff_ffff_ffff;
 
+/// Highest process id of a 64-bit kernel (`PID_MAX_LIMIT`).
+const PID_MAX_LIMIT: u32 = 4 << 20;
+
 /// Entries of `tile_mode_array` and `macrotile_mode_array` of `struct amdgpu_gfx_config`.
 const TILE_MODES: usize = 32;
 const MACRO_TILE_MODES: usize = 16;
@@ -257,7 +260,8 @@ impl Call<'_> {
     /// `kfd_ioctl_set_debug_trap`: no process has number 0.
     pub(super) fn dbg_trap(&self) -> Result<i32> {
         self.run(|arguments: &mut DbgTrapArgs| {
-            Err(if arguments.pid == 0 { Errno::ESRCH } else { Errno::EOPNOTSUPP })
+            let possible = (1..=PID_MAX_LIMIT).contains(&arguments.pid);
+            Err(if possible { Errno::EOPNOTSUPP } else { Errno::ESRCH })
         })
     }
 }

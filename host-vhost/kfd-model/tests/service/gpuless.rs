@@ -8,7 +8,8 @@ use kfd_abi::event::{
     DestroyEventArgs, EventData, KFD_IOC_EVENT_MEMORY, KFD_IOC_EVENT_SIGNAL, ResetEventArgs, SetEventArgs,
     WaitEventsArgs,
 };
-use kfd_abi::kfd::request;
+use kfd_abi::ioctl::{Direction, request as ioc};
+use kfd_abi::kfd::{nr, request};
 use kfd_abi::memory::{AcquireVmArgs, AllocFlags, GetAvailableMemoryArgs};
 use kfd_abi::queue::CreateQueueArgs;
 use kfd_abi::svm::SetXnackModeArgs;
@@ -116,4 +117,74 @@ fn there_is_no_render_node() {
     let caller = Caller::new("none");
     let foreign = caller.model.lookup(std::path::Path::new("/dev/dri/renderD128"));
     assert_eq!(foreign, Lookup::Foreign);
+}
+
+/// Answers of Debian's kernel 6.12.117 with amdgpu loaded and no GPU, to root: the number of the ioctl, then the
+/// results with an argument of 16 zero bytes, 128 zero bytes, 128 bytes of 0xff, and no bytes.
+const REAL: &str = include_str!("../data/amdkfd-6.12-without-gpu-answers.txt");
+
+#[test]
+fn all_ones_and_all_zeros_are_answered_as_by_a_real_amdkfd() {
+    let caller = Caller::new("none");
+    let mut compared = 0;
+    for line in REAL.lines() {
+        let mut fields = line.split(' ');
+        let number = u8::from_str_radix(fields.next().unwrap(), 16).unwrap();
+        // CREATE_EVENT had no free slots there; CRIU_OP depends on the caller's capabilities.
+        if [nr::CREATE_EVENT, nr::CRIU_OP].contains(&number) {
+            continue;
+        }
+        for ((fill, size), expected) in [(0u8, 16), (0, 128), (0xff, 128), (0xff, 0)].into_iter().zip(fields)
+        {
+            let mut bytes = [fill; 128];
+            let code = ioc(Direction::ReadWrite, b'K', number, size);
+            let answer = match caller.call(code, &mut bytes) {
+                Ok(value) => value,
+                Err(errno) => -(errno as i32),
+            };
+            assert_eq!(
+                answer,
+                expected.parse::<i32>().unwrap(),
+                "{number:#x} with {size} bytes of {fill:#x}"
+            );
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 39 * 4);
+}
+
+#[test]
+fn more_answers_of_a_real_amdkfd_about_events() {
+    let caller = Caller::new("none");
+    let wait = |events_ptr, num_events, wait_for_all| {
+        let mut arguments =
+            WaitEventsArgs { events_ptr, num_events, wait_for_all, timeout: 0, wait_result: 99 };
+        let result = caller.call(request::WAIT_EVENTS, &mut arguments);
+        (result, arguments.wait_result)
+    };
+    assert_eq!((wait(0, 0, 1), wait(0, 0, 0)), ((Ok(0), 0), (Ok(0), 0)));
+    assert_eq!(wait(8, 74_898, 0), (Err(Errno::EFAULT), 2));
+    assert_eq!(wait(8, 74_899, 0), (Err(Errno::ENOMEM), 2));
+    let page = 0x8000_0000_0000_0000;
+    assert_eq!(caller.mmap_kfd(page, 32768).unwrap_err(), Errno::EINVAL, "before the first event");
+    let fill = || {
+        let mut last = 0;
+        let error = loop {
+            match caller.create_event(KFD_IOC_EVENT_SIGNAL, 0) {
+                Ok(event) => last = event.event_id,
+                Err(errno) => break errno,
+            }
+        };
+        (last, error)
+    };
+    assert_eq!(fill(), (255, Errno::ENOSPC));
+    assert_eq!(caller.mmap_kfd(page, 65536).unwrap_err(), Errno::EINVAL);
+    assert!(caller.mmap_kfd(page, 32768).is_ok());
+    assert_eq!(fill(), (4095, Errno::ENOSPC));
+    for kind in [0, 1, 3] {
+        for gpu in [0, 77] {
+            let answer = caller.mmap_kfd(kind << 62 | gpu << 46, 8192).unwrap_err();
+            assert_eq!(answer, Errno::ENODEV, "type {kind}, GPU {gpu}");
+        }
+    }
 }
