@@ -1,8 +1,19 @@
 //! The topology archive: the files of `/sys/devices/virtual/kfd/kfd/topology` that a VM may see, in one piece.
 //!
 //! The text of the files goes over the wire as the kernel wrote it, so that a new property reaches the guest
-//! without a change of the protocol. Format: a sequence of entries, each a path relative to the
-//! topology directory (`nodes/1/properties`), its length, the content's length, the bytes.
+//! without a change of the protocol. Format: a sequence of entries, each the path's length and the content's
+//! length (`u16` each), the path relative to the topology directory (`nodes/1/properties`), the bytes.
+//!
+//! What is in it, sorted by path:
+//! - `generation_id` and `system_properties`;
+//! - all files of the GPU nodes that the VM was given, under the numbers that the nodes have on the host. No other node
+//!   is there: the guest shows its own CPU nodes, and numbers the nodes as it likes;
+//! - of their `io_links` and `p2p_links`, those that lead to a GPU that the VM was given or to a CPU node. The numbers of
+//!   links keep their gaps, and `io_links_count` and `p2p_links_count` are still the host's: count the entries.
+//!   A link whose `node_to` is no node of the archive leads to a CPU node of the host.
+//!
+//! One thing is changed: where the operator limits the VM's VRAM, `size_in_bytes` of a memory bank in VRAM is no larger
+//! than the limit.
 
 use thiserror::Error;
 

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TopologyReadRequest {
-    /// Offset in the archive, in bytes. 0 takes a new snapshot; the others read the one taken last.
+    /// Offset in the archive, in bytes. The archive is that of the context's start and does not change.
     pub offset: u64,
 }
 
@@ -16,7 +16,7 @@ pub struct TopologyReadRequest {
 pub struct TopologyReadAnswer {
     /// Bytes of the whole archive.
     pub total: u64,
-    /// The archive's `generation_id`; a client that sees it change between pieces begins again.
+    /// The host's `generation_id` when the archive was read.
     pub generation: u64,
 }
 
