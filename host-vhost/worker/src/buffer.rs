@@ -1,0 +1,117 @@
+//! A buffer of the guest, as this worker knows it.
+
+use std::collections::BTreeSet;
+
+use kfd_abi::memory::AllocFlags;
+use kfd_host::{Allocation, GuestMapping};
+use virtio_kfd_protocol::GpuId;
+
+/// Where a buffer's memory lies.
+#[derive(Debug)]
+pub enum Backing {
+    /// In VRAM.
+    Vram {
+        /// Whether a CPU can see it (`KFD_IOC_ALLOC_MEM_FLAGS_PUBLIC`).
+        public: bool,
+    },
+    /// In system memory that the kernel allocated.
+    Gtt,
+    /// In guest memory.
+    Guest {
+        /// The addresses that KFD takes the pages from; unmapped when the buffer is gone.
+        _mapping: GuestMapping,
+        /// The blob.
+        resource: u32,
+        /// The regions under it.
+        regions: BTreeSet<u32>,
+        /// Mappings that it consists of.
+        runs: u32,
+    },
+}
+
+/// A buffer.
+#[derive(Debug)]
+pub struct Buffer {
+    /// KFD's handle and where the memory lies in the render node's file.
+    pub allocation: Allocation,
+    /// The GPU that it was allocated on.
+    pub gpu_id: GpuId,
+    /// Bytes.
+    pub size: u64,
+    /// Its memory.
+    pub backing: Backing,
+    /// GPUs that map it now.
+    pub mapped: BTreeSet<u32>,
+}
+
+/// The kinds of memory that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_VRAM`
+    Vram,
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_GTT`
+    Gtt,
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_USERPTR`
+    Userptr,
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL` or `_MMIO_REMAP`: pages of the KFD process alone.
+    ProcessPage,
+}
+
+/// How memory is used: the flags that may stand beside a kind.
+const USE_FLAGS: AllocFlags = AllocFlags::WRITABLE
+    .union(AllocFlags::EXECUTABLE)
+    .union(AllocFlags::PUBLIC)
+    .union(AllocFlags::NO_SUBSTITUTE)
+    .union(AllocFlags::AQL_QUEUE_MEM)
+    .union(AllocFlags::COHERENT)
+    .union(AllocFlags::UNCACHED)
+    .union(AllocFlags::EXT_COHERENT)
+    .union(AllocFlags::CONTIGUOUS);
+
+/// The kind of memory that the flags ask for; `None` if they ask for none, for several, or have bits that this host
+/// does not know.
+pub fn kind(flags: AllocFlags) -> Option<Kind> {
+    if !AllocFlags::KINDS.union(USE_FLAGS).contains(flags) {
+        return None;
+    }
+    let kind = flags.intersection(AllocFlags::KINDS);
+    let is = |wanted: AllocFlags| kind == wanted;
+    match () {
+        () if is(AllocFlags::VRAM) => Some(Kind::Vram),
+        () if is(AllocFlags::GTT) => Some(Kind::Gtt),
+        () if is(AllocFlags::USERPTR) => Some(Kind::Userptr),
+        () if is(AllocFlags::DOORBELL) || is(AllocFlags::MMIO_REMAP) => Some(Kind::ProcessPage),
+        () => None,
+    }
+}
+
+impl Buffer {
+    /// Whether its memory can be mapped into the guest.
+    pub fn is_mappable(&self) -> bool {
+        matches!(self.backing, Backing::Gtt | Backing::Vram { public: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The flags that Debian's runtimes pass (traced natively): fine-grained GTT, VRAM, user pointers, the HDP flush page,
+    /// doorbells.
+    #[test]
+    fn flags_of_real_programs() {
+        let kind = |bits| super::kind(AllocFlags::from_bits_retain(bits));
+        assert_eq!(kind(0xd600_0002), Some(Kind::Gtt));
+        assert_eq!(kind(0xf000_0001), Some(Kind::Vram));
+        assert_eq!(kind(0xd600_0004), Some(Kind::Userptr));
+        assert_eq!(kind(0x9400_0010), Some(Kind::ProcessPage));
+        assert_eq!(kind(0x9400_0008), Some(Kind::ProcessPage));
+    }
+
+    #[test]
+    fn none_several_and_unknown_are_refused() {
+        for bits in [0, 0x8000_0000, 3, 5, 6, 0x18, 1 | 1 << 5, 1 | 1 << 22] {
+            assert_eq!(kind(AllocFlags::from_bits_retain(bits)), None, "{bits:#x}");
+        }
+    }
+}

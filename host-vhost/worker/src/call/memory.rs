@@ -1,0 +1,65 @@
+//! Buffers and their mappings.
+
+use nix::errno::Errno;
+use virtio_kfd_protocol::calls::{AllocMemory, AvailableMemory, FreeMemory, MapMemory, UnmapMemory};
+use virtio_kfd_protocol::{
+    AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, GpuId, GpuRequest,
+    MapMemoryAnswer, Nothing,
+};
+
+use super::{Made, Outcome, Reply};
+use crate::context::Context;
+use crate::failure::{Failure, errno_number, expect_zero};
+
+pub fn alloc_memory(context: &Context, request: &AllocMemoryRequest) -> Outcome<AllocMemory> {
+    expect_zero("AllocMemory", &[request.pad.into()])?;
+    context.gpu(request.gpu_id)?;
+    let mut memory = context.memory();
+    let handle = memory.alloc(&context.kfd, request)?;
+    let mappable = memory.buffer(handle)?.is_mappable();
+    Ok(Reply::of(AllocMemoryAnswer { handle, mappable: mappable.into(), pad: 0 }))
+}
+
+pub fn free_memory(context: &Context, made: &Made, request: &BufferRequest) -> Outcome<FreeMemory> {
+    context.memory().free(&context.kfd, made.resolve(request.handle)?)?;
+    Ok(Reply::of(Nothing {}))
+}
+
+pub fn map_memory(
+    context: &Context,
+    made: &Made,
+    request: &BufferRequest,
+    gpus: &[GpuId],
+) -> Outcome<MapMemory> {
+    check_gpus(context, gpus)?;
+    let outcome = context.memory().map(&context.kfd, made.resolve(request.handle)?, gpus)?;
+    Ok(map_reply(outcome))
+}
+
+pub fn unmap_memory(
+    context: &Context,
+    made: &Made,
+    request: &BufferRequest,
+    gpus: &[GpuId],
+) -> Outcome<UnmapMemory> {
+    check_gpus(context, gpus)?;
+    let outcome = context.memory().unmap(&context.kfd, made.resolve(request.handle)?, gpus)?;
+    Ok(map_reply(outcome))
+}
+
+fn check_gpus(context: &Context, gpus: &[GpuId]) -> Result<(), Failure> {
+    gpus.iter().try_for_each(|gpu| context.gpu(*gpu).map(drop))
+}
+
+fn map_reply<C: CallType<Answer = MapMemoryAnswer>>((n_success, errno): (u32, Option<Errno>)) -> Reply<C> {
+    let fixed = MapMemoryAnswer { n_success, errno: errno.map_or(0, errno_number) };
+    Reply { fixed, tail: Vec::new(), failed: errno.is_some() }
+}
+
+/// What the kernel has, and no more than this context may still use.
+pub fn available_memory(context: &Context, request: &GpuRequest) -> Outcome<AvailableMemory> {
+    expect_zero("AvailableMemory", &[request.pad.into()])?;
+    context.gpu(request.gpu_id)?;
+    let available = context.kfd.available_memory(request.gpu_id.0)?;
+    Ok(Reply::of(AvailableMemoryAnswer { available: available.min(context.memory().vram_left()) }))
+}

@@ -1,0 +1,98 @@
+//! What all requests of a context share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kfd_host::{Kfd, RenderNode, Version};
+use virtio_kfd_protocol::{GpuId, Status};
+
+use crate::archive::Archive;
+use crate::failure::Failure;
+use crate::memory::Memory;
+use crate::throttle::Throttle;
+
+/// A GPU that this VM was given.
+#[derive(Debug)]
+pub struct Gpu {
+    /// KFD's id.
+    pub id: GpuId,
+    /// Its render node, open.
+    pub render: RenderNode,
+}
+
+/// Types of the events that there are, by id.
+pub type Events = HashMap<u32, u32>;
+
+/// The context.
+#[derive(Debug)]
+pub struct Context {
+    /// The device.
+    pub kfd: Kfd,
+    /// Its interface version.
+    pub version: Version,
+    /// The GPUs of this VM, in the host's order.
+    pub gpus: Vec<Gpu>,
+    /// The topology that this VM sees.
+    pub archive: Archive,
+    /// Bytes of VRAM that this context may use, or no limit.
+    pub vram_limit: Option<u64>,
+    /// For messages that the guest can cause.
+    pub throttle: Throttle,
+    memory: Mutex<Memory>,
+    events: Mutex<Events>,
+    agreed: AtomicU32,
+}
+
+impl Context {
+    /// A context before its handshake.
+    pub fn new(
+        kfd: Kfd,
+        version: Version,
+        gpus: Vec<Gpu>,
+        archive: Archive,
+        vram_limit: Option<u64>,
+        memory: Memory,
+    ) -> Self {
+        Context {
+            kfd,
+            version,
+            gpus,
+            archive,
+            vram_limit,
+            throttle: Throttle::default(),
+            memory: Mutex::new(memory),
+            events: Mutex::new(Events::new()),
+            agreed: AtomicU32::new(0),
+        }
+    }
+
+    /// The memory. Held during the KFD calls that change it, none of which waits for anything of the guest.
+    pub fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The events. Not held during waits.
+    pub fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The wire version of the handshake; `None` before it.
+    pub fn agreed(&self) -> Option<u32> {
+        match self.agreed.load(Ordering::Acquire) {
+            0 => None,
+            version => Some(version),
+        }
+    }
+
+    /// Sets the wire version; `false` if there was a handshake before.
+    pub fn agree(&self, version: u32) -> bool {
+        self.agreed.compare_exchange(0, version, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The GPU of this VM with that id.
+    pub fn gpu(&self, id: GpuId) -> Result<&Gpu, Failure> {
+        let found = self.gpus.iter().find(|gpu| gpu.id == id);
+        found.ok_or_else(|| Failure::new(Status::NO_SUCH_GPU, format!("gpu_id {} is not of this VM", id.0)))
+    }
+}

@@ -1,0 +1,122 @@
+//! The table of handles.
+
+use virtio_kfd_protocol::Handle;
+
+/// Values by handle. A handle is good for one value only: each reuse of a slot has another generation, and a slot
+/// whose generations are used up is not used again.
+#[derive(Debug)]
+pub struct Table<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<T> Table<T> {
+    /// An empty table.
+    pub fn new() -> Self {
+        Table { slots: Vec::new(), free: Vec::new(), live: 0 }
+    }
+
+    /// Values in it.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Puts a value in; `None`, and the value is dropped, only when all 2^32 slots are used up.
+    pub fn insert(&mut self, value: T) -> Option<Handle> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u32::try_from(self.slots.len()).ok()?;
+                self.slots.push(Slot { generation: 1, value: None });
+                index
+            }
+        };
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.value = Some(value);
+        self.live = self.live.saturating_add(1);
+        Some(Handle::new(index, slot.generation))
+    }
+
+    /// The value of a handle.
+    pub fn get(&self, handle: Handle) -> Option<&T> {
+        let slot = self.slots.get(handle.index() as usize)?;
+        if slot.generation == handle.generation() { slot.value.as_ref() } else { None }
+    }
+
+    /// The value of a handle, to change.
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let slot = self.slots.get_mut(handle.index() as usize)?;
+        if slot.generation == handle.generation() { slot.value.as_mut() } else { None }
+    }
+
+    /// Takes a value out; its handle is good for nothing from then on.
+    pub fn remove(&mut self, handle: Handle) -> Option<T> {
+        let slot = self.slots.get_mut(handle.index() as usize)?;
+        if slot.generation != handle.generation() {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.saturating_add(1);
+        if slot.generation != Handle::IN_FRAME {
+            self.free.push(handle.index());
+        }
+        self.live = self.live.saturating_sub(1);
+        Some(value)
+    }
+
+    /// Handles of the values for which `wanted` holds.
+    pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Vec<Handle> {
+        let handles = (0u32..).zip(&self.slots);
+        let wanted = handles.filter(|(_, slot)| slot.value.as_ref().is_some_and(&wanted));
+        wanted.map(|(index, slot)| Handle::new(index, slot.generation)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_handle_stays_bad_when_its_slot_is_used_again() {
+        let mut table = Table::new();
+        let old = table.insert("old").unwrap();
+        assert!(!old.is_none() && old.generation() != Handle::IN_FRAME);
+        assert_eq!(table.remove(old), Some("old"));
+        assert_eq!(table.remove(old), None);
+        let new = table.insert("new").unwrap();
+        assert_eq!((new.index(), table.len()), (old.index(), 1));
+        assert_ne!(new, old);
+        assert_eq!((table.get(old), table.get(new)), (None, Some(&"new")));
+    }
+
+    #[test]
+    fn a_slot_is_retired_before_its_generation_means_something_else() {
+        let mut table = Table::new();
+        let first = table.insert(1).unwrap();
+        table.slots[0].generation = Handle::IN_FRAME - 1;
+        let last = Handle::new(first.index(), Handle::IN_FRAME - 1);
+        assert_eq!(table.remove(last), Some(1));
+        assert_eq!(table.insert(2).unwrap().index(), 1);
+        assert_eq!(table.get(Handle::in_frame(0)), None);
+    }
+
+    #[test]
+    fn handles_that_were_never_given_out_name_nothing() {
+        let mut table = Table::new();
+        table.insert(1).unwrap();
+        for handle in
+            [Handle::NONE, Handle::new(0, 2), Handle::new(1, 1), Handle(u64::MAX), Handle::in_frame(0)]
+        {
+            assert_eq!(table.get(handle), None, "{handle:?}");
+            assert_eq!(table.remove(handle), None, "{handle:?}");
+        }
+        assert_eq!(table.len(), 1);
+    }
+}

@@ -1,0 +1,143 @@
+//! From the settings to a confined process with everything open.
+
+use std::path::Path;
+
+use kfd_host::kfd::KFD_PATH;
+use kfd_host::topology::{self, GpuNode, TOPOLOGY_PATH, TopologyError};
+use kfd_host::{Kfd, KfdError, RenderNode};
+use kfd_ipc::IPC_FD;
+use kfd_ipc::worker::Settings;
+use kfd_sandbox::{Role, SandboxError};
+use nix::errno::Errno;
+use thiserror::Error;
+use virtio_kfd_protocol::GpuId;
+use virtio_kfd_protocol::limits::MAX_GPUS;
+use virtio_kfd_protocol::topology::ArchiveError;
+
+use crate::MODEL_VARIABLE;
+use crate::archive::Archive;
+use crate::context::{Context, Gpu};
+use crate::memory::{Limits, Memory};
+use crate::select::{SelectError, select};
+
+/// Why the worker cannot start: one sentence for the operator.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// There is no KFD.
+    #[error(
+        "{KFD_PATH} does not exist: load the kernel module amdgpu (modprobe amdgpu), built with KFD (CONFIG_HSA_AMD), or start with --kfd model:gfx906 where there is no GPU"
+    )]
+    NoKfd,
+    /// This user may not open it.
+    #[error("{KFD_PATH} may not be opened by user {uid}: add the user to the group that owns it (render)")]
+    Forbidden {
+        /// The user.
+        uid: u32,
+    },
+    /// The kernel refuses the open for another reason.
+    #[error("{0}: this kernel's KFD cannot be used; some kernels refuse it on a machine without an AMD GPU")]
+    Open(KfdError),
+    /// A call failed.
+    #[error("{0}")]
+    Kfd(#[from] KfdError),
+    /// The interface is another one.
+    #[error("KFD interface version {major}.{minor}: this program knows version 1")]
+    Version {
+        /// The kernel's.
+        major: u32,
+        /// The kernel's.
+        minor: u32,
+    },
+    /// The topology cannot be read.
+    #[error("KFD topology: {0}")]
+    Topology(#[from] TopologyError),
+    /// The selectors do not fit.
+    #[error("{0}")]
+    Select(#[from] SelectError),
+    /// More GPUs than the protocol has room for.
+    #[error("{found} GPUs are selected, at most {MAX_GPUS} can be given to a VM: use --gpu")]
+    TooManyGpus {
+        /// How many.
+        found: usize,
+    },
+    /// A render node cannot be opened.
+    #[error("the render node of GPU {gpu_id} cannot be used: {error}")]
+    Render {
+        /// KFD's id of the GPU.
+        gpu_id: u32,
+        /// Why.
+        error: KfdError,
+    },
+    /// The topology does not fit in an archive.
+    #[error("{0}")]
+    Archive(#[from] ArchiveError),
+    /// The process cannot be confined.
+    #[error("{0}")]
+    Sandbox(#[from] SandboxError),
+}
+
+/// Opens everything and enters the sandbox.
+pub fn start(settings: &Settings) -> Result<Context, StartError> {
+    let kfd = Kfd::open().map_err(open_error)?;
+    let version = kfd.version()?;
+    if version.major != kfd_abi::version::KFD_IOCTL_MAJOR_VERSION {
+        return Err(StartError::Version { major: version.major, minor: version.minor });
+    }
+    let topology = topology::read(Path::new(TOPOLOGY_PATH))?;
+    let chosen = select(&topology.gpus()?, &settings.gpus)?;
+    if chosen.len() > MAX_GPUS {
+        return Err(StartError::TooManyGpus { found: chosen.len() });
+    }
+    let archive = Archive::new(&topology, &chosen, settings.vram_limit)?;
+    let gpus: Result<Vec<Gpu>, StartError> = chosen.iter().map(open_gpu).collect();
+    let memory = Memory::new(Limits {
+        vram: settings.vram_limit.unwrap_or(u64::MAX),
+        system: settings.guest_memory_limit.unwrap_or(u64::MAX),
+        buffers: settings.max_buffers as usize,
+        runs: settings.max_runs,
+    });
+    let context = Context::new(kfd, version, gpus?, archive, settings.vram_limit, memory);
+    let model = std::env::var_os(MODEL_VARIABLE).is_some();
+    let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
+    tracing::info!(
+        "{}: KFD {}.{}, {} GPUs; {report}",
+        settings.name,
+        version.major,
+        version.minor,
+        context.gpus.len()
+    );
+    Ok(context)
+}
+
+fn open_gpu(node: &GpuNode) -> Result<Gpu, StartError> {
+    let render = RenderNode::open(node.render_minor)
+        .map_err(|error| StartError::Render { gpu_id: node.gpu_id, error })?;
+    Ok(Gpu { id: GpuId(node.gpu_id), render })
+}
+
+fn open_error(error: KfdError) -> StartError {
+    match error.errno {
+        Errno::ENOENT | Errno::ENXIO | Errno::ENODEV => StartError::NoKfd,
+        Errno::EACCES | Errno::EPERM => StartError::Forbidden { uid: nix::unistd::Uid::effective().as_raw() },
+        _ => StartError::Open(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_say_what_is_missing_and_what_to_do() {
+        let sentence = |errno| open_error(KfdError::new("open", KFD_PATH, errno)).to_string();
+        let missing = sentence(Errno::ENOENT);
+        assert!(
+            missing.contains("/dev/kfd does not exist") && missing.contains("modprobe amdgpu"),
+            "{missing}"
+        );
+        let forbidden = sentence(Errno::EACCES);
+        assert!(forbidden.contains("group") && forbidden.contains("render"), "{forbidden}");
+        let refused = sentence(Errno::EINVAL);
+        assert!(refused.contains("open(/dev/kfd): EINVAL"), "{refused}");
+    }
+}
