@@ -23,7 +23,7 @@ use crate::workspace::Workspace;
 const PREFIXES: &[&str] = &["hsaKmt", "amdgpu_", "drmCommand"];
 
 /// Package sets whose libhsakmt ours must be able to replace.
-const REPLACED: &[&str] = &["rocm-trixie", "rocm-bookworm"];
+pub const REPLACED: &[&str] = &["rocm-trixie", "rocm-bookworm"];
 
 /// Links the library and returns its place.
 pub fn link(workspace: &Workspace) -> Result<PathBuf> {
@@ -56,13 +56,12 @@ pub fn link(workspace: &Workspace) -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Symbols that a replaced library exports and ours does not, by package set. Sets that are not in the cache are left
-/// out.
+/// Functions that a replaced library exports and ours does not, by package set. The sets must be in the cache.
 pub fn missing_exports(workspace: &Workspace, cache: &Cache) -> Result<Vec<(String, Vec<String>)>> {
     let ours = dynamic(&workspace.thunk())?;
     let mut missing = Vec::new();
     for set in REPLACED {
-        let Ok(found) = packages::offline(cache, set) else { continue };
+        let found = packages::offline(cache, set)?;
         let theirs = dynamic(&found.root().join("usr/lib/x86_64-linux-gnu/libhsakmt.so.1"))?;
         missing.push(((*set).to_owned(), theirs.difference(&ours).cloned().collect()));
     }
