@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kfd_seam::Result;
@@ -115,8 +115,9 @@ impl Arena {
     /// # Errors
     /// What `fstat` answers.
     pub fn identity(&self) -> Result<(u64, u64)> {
-        let metadata = self.file.metadata().map_err(|error| errno(&error))?;
-        Ok((metadata.dev(), metadata.ino()))
+        // Not File::metadata, which is statx: a worker's system calls are listed, and fstat is the one for this.
+        let status = nix::sys::stat::fstat(&self.file)?;
+        Ok((status.st_dev, status.st_ino))
     }
 }
 
