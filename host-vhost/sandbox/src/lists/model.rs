@@ -13,6 +13,7 @@ pub fn model() -> Vec<Rule> {
         rule!(SYS_fcntl, "copies of descriptors, seals"),
         rule!(SYS_fstat, "which file a descriptor is"),
         rule!(SYS_lseek, "sizes of files"),
+        rule!(SYS_msync, "whether user memory is mapped", Check::Is(2, libc::MS_ASYNC.cast_unsigned())),
         rule!(SYS_pread64, "memory of the GPU"),
         rule!(SYS_pwrite64, "memory of the GPU"),
         rule!(SYS_process_vm_readv, "ioctl arguments", own),
