@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 
 use kfd_abi::event::{
-    CreateEventArgs, DestroyEventArgs, EventData, ResetEventArgs, SetEventArgs, WaitEventsArgs,
+    CreateEventArgs, DestroyEventArgs, EVENT_PAGE_SIZE, EventData, ResetEventArgs, SetEventArgs,
+    WaitEventsArgs,
 };
 use kfd_abi::kfd::request;
 use nix::errno::Errno;
@@ -11,6 +12,7 @@ use nix::errno::Errno;
 use crate::call::{address, arguments, ioctl};
 use crate::error::KfdError;
 use crate::kfd::Kfd;
+use crate::mapping::{GuestMapping, Piece};
 use crate::memory::KfdHandle;
 
 arguments! {
@@ -30,6 +32,8 @@ pub struct NewEvent {
     pub trigger_data: u32,
     /// For signal events, the slot in the event page, in units of 8 bytes.
     pub slot_index: u32,
+    /// For signal events, the offset at which `/dev/kfd` shows the event page; else 0.
+    pub page_offset: u64,
 }
 
 /// How a wait ended.
@@ -65,7 +69,17 @@ impl Kfd {
             event_id: args.event_id,
             trigger_data: args.event_trigger_data,
             slot_index: args.event_slot_index,
+            page_offset: args.event_page_offset,
         })
+    }
+
+    /// Makes all slots of the kernel's own event page usable: the kernel gives out no more of them than a process
+    /// has ever mapped, 256 at first (`signal_mapped_size`, kfd_events.c). `page_offset` is that of a first
+    /// signal event without a page. Not for a page that is a buffer: all of its slots are usable anyway, and
+    /// the kernel has no check that such a page can be mapped this way.
+    pub fn use_all_event_slots(&self, page_offset: u64) -> Result<(), KfdError> {
+        let piece = Piece { file: self.as_fd(), offset: page_offset, len: EVENT_PAGE_SIZE };
+        GuestMapping::new(&[piece]).map(drop)
     }
 
     /// `AMDKFD_IOC_DESTROY_EVENT`; waits on it end with a failure.
