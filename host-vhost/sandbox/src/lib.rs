@@ -10,6 +10,7 @@
 #![deny(clippy::arithmetic_side_effects)]
 
 pub mod files;
+mod heap;
 pub mod lists;
 pub mod privileges;
 pub mod seccomp;
@@ -66,6 +67,12 @@ pub enum SandboxError {
     /// `PR_SET_NO_NEW_PRIVS` failed.
     #[error("sandbox: prctl(PR_SET_NO_NEW_PRIVS): {0}")]
     NoNewPrivileges(nix::errno::Errno),
+    /// The heap could not be told to open no files.
+    #[error("sandbox: mallopt(M_ARENA_MAX, {arenas}) is refused")]
+    Heap {
+        /// Arenas that were asked for.
+        arenas: i32,
+    },
     /// A capability set could not be emptied.
     #[error("sandbox: {set} capabilities cannot be dropped: {error}")]
     Capabilities {
@@ -102,6 +109,7 @@ pub enum SandboxError {
 /// those that it starts later, so call this before there are others.
 pub fn enter(role: Role) -> Result<Report, SandboxError> {
     nix::sys::prctl::set_no_new_privs().map_err(SandboxError::NoNewPrivileges)?;
+    heap::keep_from_files()?;
     let capabilities = privileges::drop_capabilities()?;
     match role {
         Role::Worker { channel, model } => {

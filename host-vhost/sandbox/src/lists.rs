@@ -24,6 +24,10 @@ pub const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
+/// The signal with which glibc makes a change of user reach all threads (`SIGSETXID`, nptl's
+/// internal-signals.h). Its handler is installed when a process starts its first thread.
+const SIGSETXID: u32 = 33;
+
 /// Memory may not become executable.
 const NO_EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
@@ -42,6 +46,7 @@ fn runtime() -> Vec<Rule> {
         rule!(SYS_rseq, "start of a thread"),
         rule!(SYS_sigaltstack, "start and end of a thread"),
         rule!(SYS_rt_sigprocmask, "start and end of a thread"),
+        rule!(SYS_rt_sigaction, "start of the first thread", Check::Is(0, SIGSETXID)),
         rule!(SYS_sched_getaffinity, "start of a thread"),
         rule!(SYS_prctl, "name of a thread", Check::Is(0, libc::PR_SET_NAME.cast_unsigned())),
         rule!(SYS_gettid, "start of a thread"),
