@@ -21,8 +21,26 @@ pub struct Gpu {
     pub render: RenderNode,
 }
 
-/// Types of the events that there are, by id.
-pub type Events = HashMap<u32, u32>;
+/// Where the event slots of a KFD process lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EventPage {
+    /// No signal event yet, and no buffer was offered.
+    #[default]
+    None,
+    /// In a page of the kernel's.
+    Kernel,
+    /// A buffer was offered, and may be the page even if the call failed.
+    Buffer,
+}
+
+/// The events that there are.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// Their types (`KFD_IOC_EVENT_*`) by id.
+    pub types: HashMap<u32, u32>,
+    /// Their page.
+    pub page: EventPage,
+}
 
 /// The context.
 #[derive(Debug)]
@@ -62,7 +80,7 @@ impl Context {
             vram_limit,
             throttle: Throttle::default(),
             memory: Mutex::new(memory),
-            events: Mutex::new(Events::new()),
+            events: Mutex::default(),
             agreed: AtomicU32::new(0),
         }
     }

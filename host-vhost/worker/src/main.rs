@@ -5,6 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
 use kfd_ipc::{Channel, IPC_FD};
+use kfd_worker::ServeError;
 use nix::sys::socket::{SockType, getsockopt, sockopt};
 use tracing_subscriber::EnvFilter;
 
@@ -23,6 +24,8 @@ fn main() -> ExitCode {
     };
     match kfd_worker::serve(channel) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever started it has the sentence.
+        Err(ServeError::Start(_)) => ExitCode::FAILURE,
         Err(error) => {
             tracing::error!("{error}");
             ExitCode::FAILURE

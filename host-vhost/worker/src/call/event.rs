@@ -1,7 +1,10 @@
 //! Events.
 
+use std::collections::HashMap;
+
 use kfd_abi::event::{
     EventData, HsaSignalEventData, KFD_IOC_EVENT_HW_EXCEPTION, KFD_IOC_EVENT_MEMORY, KFD_IOC_EVENT_SIGNAL,
+    KFD_SIGNAL_EVENT_LIMIT,
 };
 use kfd_host::WaitOutcome;
 use virtio_kfd_protocol::calls::{CreateEvent, DestroyEvent, ResetEvent, SetEvent, WaitEvents};
@@ -11,12 +14,12 @@ use virtio_kfd_protocol::{
 };
 
 use super::{Made, Outcome, Reply};
-use crate::context::{Context, Events};
+use crate::context::{Context, EventPage};
 use crate::failure::{Failure, errno_number, expect_zero};
 
-/// Most events of a context. The kernel has room for 4096 signal events in a process and does not bound the
-/// others, each of which costs it memory.
-const MAX_EVENTS: usize = 8192;
+/// Most events of a context: all signal events that the kernel has room for in a process, and some of the other
+/// types, which the kernel does not bound though each costs it memory.
+const MAX_EVENTS: usize = KFD_SIGNAL_EVENT_LIMIT as usize + 256;
 
 pub fn create_event(context: &Context, made: &Made, request: &CreateEventRequest) -> Outcome<CreateEvent> {
     expect_zero("CreateEvent", &[request.pad.into()])?;
@@ -29,12 +32,21 @@ pub fn create_event(context: &Context, made: &Made, request: &CreateEventRequest
     };
     // Held during the call, so that a destruction of the new id is not seen before its creation.
     let mut events = context.events();
-    if events.len() >= MAX_EVENTS {
+    if events.types.len() >= MAX_EVENTS {
         return Err(Failure::limit(format!("CreateEvent: {MAX_EVENTS} events")));
+    }
+    if page.is_some() {
+        events.page = EventPage::Buffer;
     }
     let auto_reset = request.auto_reset != 0;
     let event = context.kfd.create_event(request.event_type, auto_reset, request.node_id, page)?;
-    events.insert(event.event_id, request.event_type);
+    events.types.insert(event.event_id, request.event_type);
+    if events.page == EventPage::None && event.page_offset != 0 {
+        events.page = EventPage::Kernel;
+        if let Err(error) = context.kfd.use_all_event_slots(event.page_offset) {
+            tracing::warn!("the context has 256 event slots only: {error}");
+        }
+    }
     Ok(Reply::of(CreateEventAnswer {
         event_id: EventId(event.event_id),
         trigger_data: event.trigger_data,
@@ -47,7 +59,7 @@ pub fn destroy_event(context: &Context, request: &EventRequest) -> Outcome<Destr
     expect_zero("DestroyEvent", &[request.pad.into()])?;
     let mut events = context.events();
     context.kfd.destroy_event(request.event_id.0)?;
-    events.remove(&request.event_id.0);
+    events.types.remove(&request.event_id.0);
     Ok(Reply::of(Nothing {}))
 }
 
@@ -68,14 +80,14 @@ pub fn wait_events(
     request: &WaitEventsRequest,
     list: &[WaitEvent],
 ) -> Outcome<WaitEvents> {
-    let types = types(&context.events(), list);
+    let types = types(&context.events().types, list);
     let mut data: Vec<EventData> = list.iter().zip(&types).map(|(event, kind)| ask(event, *kind)).collect();
     let outcome = context.kfd.wait_events(&mut data, request.wait_for_all != 0, request.timeout);
     Ok(reply(outcome, list, &types, &data))
 }
 
 /// The type of each event of the list; of one that is not known, that of a signal.
-fn types(events: &Events, list: &[WaitEvent]) -> Vec<u32> {
+fn types(events: &HashMap<u32, u32>, list: &[WaitEvent]) -> Vec<u32> {
     list.iter().map(|event| events.get(&event.event_id.0).copied().unwrap_or(KFD_IOC_EVENT_SIGNAL)).collect()
 }
 
@@ -155,7 +167,7 @@ mod tests {
 
     #[test]
     fn ages_go_to_signal_events_only() {
-        let events = Events::from([(1, KFD_IOC_EVENT_SIGNAL), (2, KFD_IOC_EVENT_MEMORY)]);
+        let events = HashMap::from([(1, KFD_IOC_EVENT_SIGNAL), (2, KFD_IOC_EVENT_MEMORY)]);
         let list = [wait(1, 5), wait(2, 5), wait(3, 5)];
         let types = types(&events, &list);
         let ages: Vec<u64> = list

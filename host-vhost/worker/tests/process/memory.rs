@@ -1,0 +1,244 @@
+//! Buffers: guest memory, GTT, VRAM, their limits, and how they are taken back.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use kfd_ipc::worker::{Caching, Settings, ToWorker};
+use virtio_kfd_protocol::calls::*;
+use virtio_kfd_protocol::*;
+
+use crate::support::*;
+
+/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
+const VRAM: u32 = 1;
+const GTT: u32 = 1 << 1;
+const USERPTR: u32 = 1 << 2;
+const DOORBELL: u32 = 1 << 3;
+const WRITABLE: u32 = 1 << 31;
+const PUBLIC: u32 = 1 << 29;
+
+const VA: u64 = 0x7f00_0000_0000;
+const EBUSY: u32 = 16;
+const EINVAL: i32 = 22;
+const EPERM: i32 = 1;
+
+/// A worker on a GPU whose address space is acquired.
+fn worker(settings: Settings) -> (Worker, GpuId) {
+    let mut worker = Worker::greeted("gfx906", settings);
+    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
+    let gpu_id = apertures[0].gpu_id;
+    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+    (worker, gpu_id)
+}
+
+fn alloc(gpu_id: GpuId, page: u64, pages: u64, flags: u32) -> AllocMemoryRequest {
+    AllocMemoryRequest {
+        va: GuestVa(VA + page * 4096),
+        size: pages * 4096,
+        gpu_id,
+        flags: flags | WRITABLE,
+        ..Default::default()
+    }
+}
+
+fn guest_ram() -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64 * 4096).unwrap();
+    file
+}
+
+/// Shared mappings of a file in the worker.
+fn mappings(worker: &Worker) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", worker.child.id())).unwrap();
+    maps.lines()
+        .filter(|line| line.contains("rw-s") && line.contains("(deleted)") && !line.contains("memfd:"))
+        .count()
+}
+
+#[test]
+fn guest_memory_is_allocated_and_mapped_in_one_frame_and_freed() {
+    let (mut worker, gpu_id) = worker(settings());
+    worker.guest_memory(&guest_ram(), 64, 5, &[3, 4, 9, 1]);
+    let request = AllocMemoryRequest { resource: ResourceId(5), ..alloc(gpu_id, 0, 4, USERPTR) };
+    let mut both = frame(VERSION);
+    let index = both.push::<AllocMemory>(&request, &[], 0).unwrap();
+    both.push::<MapMemory>(&BufferRequest { handle: Handle::in_frame(index) }, &[gpu_id], 0).unwrap();
+    worker.frame(0, both);
+    let answer = worker.answer(0);
+    let (allocated, _) = answer.decode::<AllocMemory>(0).unwrap();
+    let (mapped, _) = answer.decode::<MapMemory>(1).unwrap();
+    assert_eq!((allocated.mappable, mapped.n_success, mapped.errno), (0, 1, 0));
+    assert_eq!(mappings(&worker), 3, "pages 3 and 4 are one mapping");
+
+    let buffer = BufferRequest { handle: allocated.handle };
+    // amdgpu_amdkfd_gpuvm_free_memory_of_gpu refuses what a GPU still maps.
+    assert_eq!(worker.failure::<FreeMemory>(&buffer, &[]), (Status::ERRNO, EBUSY));
+    let (unmapped, _) = worker.call::<UnmapMemory>(&buffer, &[gpu_id]).unwrap();
+    assert_eq!((unmapped.n_success, unmapped.errno), (1, 0));
+    worker.call::<FreeMemory>(&buffer, &[]).unwrap();
+    assert_eq!(mappings(&worker), 0);
+    assert_eq!(worker.failure::<FreeMemory>(&buffer, &[]), (Status::BAD_HANDLE, 0));
+    assert_eq!(worker.failure::<MapMemory>(&buffer, &[gpu_id]), (Status::BAD_HANDLE, 0));
+}
+
+#[test]
+fn a_frame_stops_at_the_first_failure() {
+    let (mut worker, gpu_id) = worker(settings());
+    let mut frame = frame(VERSION);
+    frame.push::<Nop>(&Nothing {}, &[], 0).unwrap();
+    frame.push::<MapMemory>(&BufferRequest { handle: Handle::in_frame(0) }, &[gpu_id], 0).unwrap();
+    frame.push::<Nop>(&Nothing {}, &[], 0).unwrap();
+    worker.frame(0, frame);
+    assert_eq!(worker.answer(0).statuses(), [Status::OK, Status::BAD_HANDLE, Status::NOT_RUN]);
+    // A map without GPUs is EINVAL in the kernel (kfd_ioctl_map_memory_to_gpu), told inside an answer that is OK.
+    let (buffer, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 0, 1, GTT), &[]).unwrap();
+    let mut frame = crate::support::frame(VERSION);
+    frame.push::<MapMemory>(&BufferRequest { handle: buffer.handle }, &[], 0).unwrap();
+    frame.push::<Nop>(&Nothing {}, &[], 0).unwrap();
+    worker.frame(0, frame);
+    let answer = worker.answer(0);
+    assert_eq!(answer.statuses(), [Status::OK, Status::NOT_RUN]);
+    assert_eq!(answer.decode::<MapMemory>(0).unwrap().0.errno, 22);
+}
+
+#[test]
+fn blobs_are_taken_back_with_all_that_lies_on_them() {
+    let (mut worker, gpu_id) = worker(settings());
+    for resource in [5, 6] {
+        worker.guest_memory(&guest_ram(), 64, resource, &[0, 2]);
+        for page in 0..2 {
+            let request = AllocMemoryRequest {
+                resource: ResourceId(resource),
+                resource_offset: page * 4096,
+                ..alloc(gpu_id, u64::from(resource) * 16 + page, 1, USERPTR)
+            };
+            let (buffer, _) = worker.call::<AllocMemory>(&request, &[]).unwrap();
+            if page == 0 {
+                let handle = buffer.handle;
+                worker.call::<MapMemory>(&BufferRequest { handle }, &[gpu_id]).unwrap();
+            }
+        }
+    }
+    assert_eq!(mappings(&worker), 4);
+    worker.send(&ToWorker::DetachBlob { resource: 5, ticket: 77 }, None);
+    assert_eq!(worker.other().0, Other::Done(77));
+    assert_eq!(mappings(&worker), 2);
+    worker.send(&ToWorker::RemoveRegion { region: 6, ticket: 78 }, None);
+    assert_eq!(worker.other().0, Other::Done(78));
+    assert_eq!(mappings(&worker), 0);
+    for resource in [5, 6, 7] {
+        let request = AllocMemoryRequest { resource: ResourceId(resource), ..alloc(gpu_id, 0, 1, USERPTR) };
+        assert_eq!(worker.failure::<AllocMemory>(&request, &[]), (Status::BAD_RESOURCE, 0), "{resource}");
+    }
+    // The addresses are free again.
+    worker.call::<AllocMemory>(&alloc(gpu_id, 5 * 16, 1, GTT), &[]).unwrap();
+}
+
+#[test]
+fn what_cannot_be_allocated() {
+    let (mut worker, gpu_id) = worker(settings());
+    worker.guest_memory(&guest_ram(), 64, 5, &[0, 2]);
+    let on_blob = |offset, pages| AllocMemoryRequest {
+        resource: ResourceId(5),
+        resource_offset: offset,
+        ..alloc(gpu_id, 0, pages, USERPTR)
+    };
+    let cases = [
+        ("beyond the blob", on_blob(4096, 2), Status::BAD_RESOURCE),
+        ("far beyond the blob", on_blob(u64::MAX - 4095, 1), Status::BAD_RESOURCE),
+        ("half a page in", on_blob(2048, 1), Status::INVALID),
+        ("no blob", alloc(gpu_id, 0, 1, USERPTR), Status::BAD_RESOURCE),
+        ("a blob beside VRAM", AllocMemoryRequest { flags: VRAM, ..on_blob(0, 1) }, Status::INVALID),
+        ("no kind", alloc(gpu_id, 0, 1, 0), Status::INVALID),
+        ("two kinds", alloc(gpu_id, 0, 1, VRAM | GTT), Status::INVALID),
+        ("an unknown flag", alloc(gpu_id, 0, 1, GTT | 1 << 10), Status::INVALID),
+        ("doorbells", alloc(gpu_id, 0, 2, DOORBELL), Status::NOT_SUPPORTED),
+        ("no size", alloc(gpu_id, 0, 0, GTT), Status::INVALID),
+        ("half a page", AllocMemoryRequest { size: 2048, ..alloc(gpu_id, 0, 1, GTT) }, Status::INVALID),
+        (
+            "an odd address",
+            AllocMemoryRequest { va: GuestVa(VA + 1), ..alloc(gpu_id, 0, 1, GTT) },
+            Status::INVALID,
+        ),
+        (
+            "the end of the address space",
+            AllocMemoryRequest { va: GuestVa(u64::MAX - 4095), ..alloc(gpu_id, 0, 2, GTT) },
+            Status::INVALID,
+        ),
+    ];
+    for (what, request, status) in cases {
+        assert_eq!(worker.failure::<AllocMemory>(&request, &[]), (status, 0), "{what}");
+    }
+    assert_eq!(mappings(&worker), 0);
+}
+
+#[test]
+fn limits_of_the_operator_hold_and_come_back() {
+    let limits = Settings {
+        vram_limit: Some(8 * 4096),
+        guest_memory_limit: Some(4 * 4096),
+        max_buffers: 3,
+        max_runs: 4,
+        ..settings()
+    };
+    let (mut worker, gpu_id) = worker(limits);
+    let gpu = GpuRequest { gpu_id, pad: 0 };
+    let left = |worker: &mut Worker| worker.call::<AvailableMemory>(&gpu, &[]).unwrap().0.available / 4096;
+    assert_eq!(left(&mut worker), 8);
+    assert_eq!(worker.failure::<AllocMemory>(&alloc(gpu_id, 0, 9, VRAM), &[]), (Status::LIMIT, 0));
+    let (vram, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 0, 6, VRAM), &[]).unwrap();
+    assert_eq!(left(&mut worker), 2);
+    assert_eq!(worker.failure::<AllocMemory>(&alloc(gpu_id, 8, 3, VRAM), &[]), (Status::LIMIT, 0));
+    worker.call::<FreeMemory>(&BufferRequest { handle: vram.handle }, &[]).unwrap();
+    assert_eq!(left(&mut worker), 8);
+
+    let (gtt, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 0, 3, GTT), &[]).unwrap();
+    worker.guest_memory(&guest_ram(), 64, 5, &[0, 2, 4]);
+    let on_blob = |page: u64, pages| AllocMemoryRequest {
+        resource: ResourceId(5),
+        ..alloc(gpu_id, 16 + page, pages, USERPTR)
+    };
+    assert_eq!(worker.failure::<AllocMemory>(&on_blob(0, 2), &[]), (Status::LIMIT, 0), "bytes");
+    worker.call::<FreeMemory>(&BufferRequest { handle: gtt.handle }, &[]).unwrap();
+    worker.call::<AllocMemory>(&on_blob(0, 2), &[]).unwrap();
+    worker.call::<AllocMemory>(&on_blob(4, 1), &[]).unwrap();
+    worker.call::<AllocMemory>(&on_blob(8, 1), &[]).unwrap();
+    assert_eq!(worker.failure::<AllocMemory>(&alloc(gpu_id, 0, 1, VRAM), &[]), (Status::LIMIT, 0), "buffers");
+    // The list of a further blob would be the fourth and fifth run.
+    worker.guest_memory(&guest_ram(), 64, 6, &[0, 2]);
+    worker.send(&ToWorker::DetachBlob { resource: 5, ticket: 1 }, None);
+    worker.other();
+    let request = AllocMemoryRequest { resource: ResourceId(6), ..alloc(gpu_id, 0, 1, USERPTR) };
+    assert_eq!(worker.failure::<AllocMemory>(&request, &[]), (Status::LIMIT, 0), "runs");
+}
+
+#[test]
+fn exported_memory_is_the_buffers_own() {
+    let (mut worker, gpu_id) = worker(settings());
+    let (gtt, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 0, 4, GTT), &[]).unwrap();
+    let (public, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 8, 4, VRAM | PUBLIC), &[]).unwrap();
+    let (private, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 16, 4, VRAM), &[]).unwrap();
+    assert_eq!([gtt.mappable, public.mappable, private.mappable], [1, 1, 0]);
+    let mut export = |handle: Handle, size| {
+        let ticket = worker.ticket();
+        worker.send(&ToWorker::Export { ticket, handle: handle.0, size }, None);
+        match worker.other() {
+            (Other::Exported { ticket: answered, memory }, file) if answered == ticket => (memory, file),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (memory, file) = export(gtt.handle, 4 * 4096);
+    let (memory, file) = (memory.unwrap(), File::from(file.unwrap()));
+    assert_eq!((memory.size, memory.caching), (4 * 4096, Caching::Cached));
+    // The model's render node is a memfd with the memory at the offset that mmap takes.
+    file.write_all_at(b"shared", memory.offset).unwrap();
+    let (memory, _) = export(public.handle, 4096);
+    assert_eq!(memory.unwrap().caching, Caching::WriteCombining);
+    assert_eq!(export(private.handle, 4096).0, Err(EPERM));
+    for (handle, size) in
+        [(gtt.handle, 5 * 4096), (gtt.handle, 0), (gtt.handle, 1), (gtt.handle, u64::MAX), (Handle(9), 4096)]
+    {
+        assert_eq!(export(handle, size).0, Err(EINVAL), "{handle:?} {size}");
+    }
+    drop(file);
+}
