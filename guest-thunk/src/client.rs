@@ -22,7 +22,7 @@ mod error;
 mod mapping;
 mod rings;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod topology;
 mod wait;
 

@@ -8,6 +8,8 @@ pub mod process;
 pub mod refusal;
 pub mod render;
 pub mod settings;
+#[cfg(test)]
+mod tests;
 pub mod topology;
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! The client over a host made of closures.
 
-mod host;
+pub(crate) mod host;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

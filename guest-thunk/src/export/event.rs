@@ -2,6 +2,8 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+use std::time::Duration;
+
 use hsakmt_abi::event::{HsaEvent, HsaEventDescriptor};
 use virtio_kfd_protocol::limits::MAX_WAIT_EVENTS;
 
@@ -9,6 +11,9 @@ use super::exports;
 use super::pointer::{In, Out};
 use crate::thunk::open;
 use crate::thunk::refusal::{Outcome, Refusal};
+
+/// How long a wait takes at least that the host cannot answer any more, if it may take so long.
+const LOST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The event at a pointer.
 fn event(pointer: Out<HsaEvent>) -> Outcome<HsaEvent> {
@@ -26,6 +31,11 @@ fn wait(pointers: &[Out<HsaEvent>], all: bool, milliseconds: u32, ages: Out<u64>
     let with_ages = (!ages.is_null()).then_some(seen.as_mut_slice());
     let outcome =
         thunk.events.wait(&thunk.client, snapshot.as_deref(), &mut after, with_ages, all, milliseconds);
+    if thunk.client.is_lost() {
+        // Runtimes ask again at once whatever the answer: their thread must not take a core for a host that is gone.
+        let pause = Duration::from_millis(milliseconds.into()).min(LOST_PAUSE);
+        std::thread::sleep(pause);
+    }
     ages.write_all(&seen);
     for ((pointer, before), after) in pointers.iter().zip(&before).zip(&after) {
         // Only what changed: another thread may use an event that said nothing.

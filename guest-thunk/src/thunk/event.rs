@@ -19,13 +19,13 @@ use kfd_abi::memory::AllocFlags;
 use virtio_kfd_protocol::calls::{CreateEvent, DestroyEvent, ResetEvent, SetEvent, WaitEvents};
 use virtio_kfd_protocol::limits::MAX_WAIT_EVENTS;
 use virtio_kfd_protocol::{
-    AllocMemoryRequest, CreateEventRequest, EventId, EventRequest, GpuId, GuestVa, Handle, ResourceId,
-    WAITED_HARDWARE, WAITED_MEMORY, WaitEvent, WaitEventsAnswer, WaitEventsRequest,
+    AllocMemoryRequest, CreateEventAnswer, CreateEventRequest, EventId, EventRequest, GpuId, GuestVa, Handle,
+    ResourceId, WAITED_HARDWARE, WAITED_MEMORY, WaitEvent, WaitEventsAnswer, WaitEventsRequest,
 };
 
 use super::lock::lock;
 use super::memory::address::{Reservation, page_size};
-use super::memory::{Host, map_buffer};
+use super::memory::{Host, free_buffer, map_buffer};
 use super::refusal::{Level, Outcome, Refusal, say};
 use super::topology::Snapshot;
 use crate::client::Client;
@@ -87,16 +87,17 @@ impl Events {
                 event_type.0
             )));
         }
-        let page = self.page(host)?;
-        let made = CreateEventRequest {
-            event_type: event_type.0,
-            auto_reset: u32::from(!manual_reset),
-            // KFD's events do not belong to nodes, whose numbers are others on the host.
-            node_id: 0,
-            pad: 0,
-            event_page: page.as_ref().map_or(Handle::NONE, |page| page.handle),
-        };
-        let (answer, _) = host.client.call::<CreateEvent>(&made, &[], 0)?;
+        let (page, answer) = self.create_on_page(
+            host,
+            CreateEventRequest {
+                event_type: event_type.0,
+                auto_reset: u32::from(!manual_reset),
+                // KFD's events do not belong to nodes, whose numbers are others on the host.
+                node_id: 0,
+                pad: 0,
+                event_page: Handle::NONE,
+            },
+        )?;
         let slot = u64::from(answer.slot_index);
         let slot_address = match &page {
             Some(page) if answer.slot_index < KFD_SIGNAL_EVENT_LIMIT => {
@@ -119,42 +120,39 @@ impl Events {
         Ok(event)
     }
 
-    /// The page of slots, made with the first event of a process that has a GPU.
-    fn page(&self, host: Host<'_>) -> Outcome<Option<Arc<Page>>> {
+    /// Makes an event. The first one of a process that has a GPU brings the page of slots.
+    fn create_on_page(
+        &self,
+        host: Host<'_>,
+        request: CreateEventRequest,
+    ) -> Outcome<(Option<Arc<Page>>, CreateEventAnswer)> {
+        let create = |event_page| {
+            let request = CreateEventRequest { event_page, ..request };
+            Ok(host.client.call::<CreateEvent>(&request, &[], 0)?.0)
+        };
         let mut slots = lock(&self.slots);
-        match &*slots {
-            Slots::Undecided => {}
-            Slots::None => return Ok(None),
-            Slots::There(page) => return Ok(Some(page.clone())),
-        }
-        let Some(gpu) = host.snapshot.gpus.first() else {
-            *slots = Slots::None;
-            return Ok(None);
+        let page = match &*slots {
+            Slots::Undecided => {
+                let page = new_page(host)?;
+                let answer = match create(page.as_ref().map_or(Handle::NONE, |page| page.handle)) {
+                    Ok(answer) => answer,
+                    Err(refusal) => {
+                        if let Some(page) = page {
+                            free_buffer(host.client, page.handle, &host.snapshot.all_gpus())?;
+                        }
+                        return Err(refusal);
+                    }
+                };
+                let page = page.map(Arc::new);
+                *slots = page.clone().map_or(Slots::None, Slots::There);
+                return Ok((page, answer));
+            }
+            Slots::None => None,
+            Slots::There(page) => Some(page.clone()),
         };
-        let range = host.snapshot.svm.unwrap_or((0, u64::MAX));
-        let size = EVENT_PAGE_SIZE.next_multiple_of(page_size());
-        let reservation = Reservation::new(size, page_size(), page_size(), range)
-            .map_err(|error| Refusal::error(format!("no addresses for the event page: {error}")))?;
-        let flags = AllocFlags::GTT
-            | AllocFlags::WRITABLE
-            | AllocFlags::EXECUTABLE
-            | AllocFlags::COHERENT
-            | AllocFlags::UNCACHED;
-        let request = AllocMemoryRequest {
-            va: GuestVa(reservation.start()),
-            size,
-            gpu_id: gpu.gpu_id,
-            flags: flags.bits(),
-            resource: ResourceId(0),
-            pad: 0,
-            resource_offset: 0,
-        };
-        let handle = map_buffer(host.client, &request, &host.snapshot.all_gpus())?;
-        let made = Arc::new(Page { reservation, handle });
-        *slots = Slots::There(made.clone());
-        Ok(Some(made))
+        drop(slots);
+        Ok((page, create(Handle::NONE)?))
     }
-
     /// Remembers the event that the application was given at an address.
     pub fn own(&self, address: usize, event: &HsaEvent) {
         lock(&self.live).insert(address, EventId(event.event_id));
@@ -253,6 +251,31 @@ impl Events {
             let _ = client.call::<DestroyEvent>(&EventRequest { event_id, pad: 0 }, &[], 0);
         }
     }
+}
+
+/// Memory for the slots, none without a GPU.
+fn new_page(host: Host<'_>) -> Outcome<Option<Page>> {
+    let Some(gpu) = host.snapshot.gpus.first() else { return Ok(None) };
+    let range = host.snapshot.svm.unwrap_or((0, u64::MAX));
+    let size = EVENT_PAGE_SIZE.next_multiple_of(page_size());
+    let reservation = Reservation::new(size, page_size(), page_size(), range)
+        .map_err(|error| Refusal::error(format!("no addresses for the event page: {error}")))?;
+    let flags = AllocFlags::GTT
+        | AllocFlags::WRITABLE
+        | AllocFlags::EXECUTABLE
+        | AllocFlags::COHERENT
+        | AllocFlags::UNCACHED;
+    let request = AllocMemoryRequest {
+        va: GuestVa(reservation.start()),
+        size,
+        gpu_id: gpu.gpu_id,
+        flags: flags.bits(),
+        resource: ResourceId(0),
+        pad: 0,
+        resource_offset: 0,
+    };
+    let handle = map_buffer(host.client, &request, &host.snapshot.all_gpus())?;
+    Ok(Some(Page { reservation, handle }))
 }
 
 /// Applications may not set or reset what the driver sets.

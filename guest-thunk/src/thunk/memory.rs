@@ -23,7 +23,7 @@ use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, UnmapMemory};
 use virtio_kfd_protocol::{AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, ResourceId};
 
 use self::address::{Reservation, page_size};
-pub use self::mapping::map_buffer;
+pub use self::mapping::{free_buffer, map_buffer};
 use self::scratch::Scratch;
 use super::lock::{lock, read, write};
 use super::refusal::{Outcome, Refusal};

@@ -17,7 +17,7 @@ use virtio_kfd_protocol::{
 use crate::transport::{Blob, Result, Transport, TransportError};
 
 /// What becomes of a frame.
-pub(super) enum Fate {
+pub(crate) enum Fate {
     /// The fence completes with this answer.
     Answer(Vec<u8>),
     /// The fence completes and nothing was written.
@@ -30,14 +30,14 @@ pub(super) enum Fate {
 
 type Behaviour = dyn Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync;
 
-pub(super) struct FakeHost {
+pub(crate) struct FakeHost {
     capset: Capset,
     blobs: Arc<Mutex<HashMap<u32, Arc<File>>>>,
     behaviour: Box<Behaviour>,
 }
 
 /// The answer that a host without faults gives to handshakes and Nops.
-pub(super) fn answer(frame: &RequestFrame<'_>) -> Vec<u8> {
+pub(crate) fn answer(frame: &RequestFrame<'_>) -> Vec<u8> {
     answer_with(frame, |request, answer| {
         match request.header.opcode {
             opcode if opcode == Call::Nop.opcode() => {
@@ -49,7 +49,7 @@ pub(super) fn answer(frame: &RequestFrame<'_>) -> Vec<u8> {
 }
 
 /// The same for handshakes; the rest is the closure's.
-pub(super) fn answer_with(
+pub(crate) fn answer_with(
     frame: &RequestFrame<'_>,
     mut rest: impl FnMut(&RawRequest<'_>, &mut AnswerFrameBuilder),
 ) -> Vec<u8> {
@@ -76,7 +76,7 @@ pub(super) fn answer_with(
 }
 
 impl FakeHost {
-    pub(super) fn new(behaviour: impl Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync + 'static) -> FakeHost {
+    pub(crate) fn new(behaviour: impl Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync + 'static) -> FakeHost {
         FakeHost {
             capset: Capset::announce(Features::GUEST_MEMORY, 1),
             blobs: Arc::default(),
@@ -84,12 +84,12 @@ impl FakeHost {
         }
     }
 
-    pub(super) fn with_capset(capset: Capset) -> FakeHost {
+    pub(crate) fn with_capset(capset: Capset) -> FakeHost {
         FakeHost { capset, ..FakeHost::new(|_, frame| Fate::Answer(answer(frame))) }
     }
 
     /// Blobs that exist now.
-    pub(super) fn blobs(&self) -> Arc<Mutex<HashMap<u32, Arc<File>>>> {
+    pub(crate) fn blobs(&self) -> Arc<Mutex<HashMap<u32, Arc<File>>>> {
         Arc::clone(&self.blobs)
     }
 }

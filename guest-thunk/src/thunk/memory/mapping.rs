@@ -137,6 +137,15 @@ pub fn map_buffer(client: &Client, request: &AllocMemoryRequest, gpus: &[GpuId])
     Ok(handle)
 }
 
+/// Unmaps a buffer from these GPUs and frees it.
+pub fn free_buffer(client: &Client, handle: Handle, gpus: &[GpuId]) -> Outcome<()> {
+    let mut batch = client.batch();
+    batch.push::<UnmapMemory>(&BufferRequest { handle }, gpus, 0)?;
+    batch.push::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
+    batch.run()?.check()?;
+    Ok(())
+}
+
 /// Writes down how far a mapping came.
 fn mapped(state: &mut State, gpus: &[GpuId], answer: MapMemoryAnswer) -> Outcome<()> {
     let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use hsakmt_abi::status::HsakmtStatus;
-use virtio_kfd_protocol::calls::{FreeMemory, SetScratchBackingVa, UnmapMemory};
+use virtio_kfd_protocol::calls::SetScratchBackingVa;
 use virtio_kfd_protocol::{
-    AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, ResourceId, SetScratchBackingVaRequest,
+    AllocMemoryRequest, GpuId, GuestVa, Handle, ResourceId, SetScratchBackingVaRequest,
 };
 
 use super::address::{Reservation, page_size};
-use super::mapping::{SCRATCH_FLAGS, map_buffer};
+use super::mapping::{SCRATCH_FLAGS, free_buffer, map_buffer};
 use super::{ANYWHERE, Host};
 use crate::client::Client;
 use crate::thunk::lock::lock;
@@ -94,10 +94,7 @@ impl Scratch {
         let handle = *parts.get(&address).ok_or_else(|| {
             Refusal::error(format!("no part of the scratch memory is mapped at {address:#x}"))
         })?;
-        let mut batch = client.batch();
-        batch.push::<UnmapMemory>(&BufferRequest { handle }, &[self.gpu], 0)?;
-        batch.push::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
-        batch.run()?.check()?;
+        free_buffer(client, handle, &[self.gpu])?;
         parts.remove(&address);
         Ok(())
     }

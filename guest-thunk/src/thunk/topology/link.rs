@@ -4,21 +4,16 @@
 //! first CPU node, and reaches the guest's other CPU nodes over that one. Links between GPUs stay, if the VM was
 //! given both.
 
-use hsakmt_abi::topology::{HsaHeapType, HsaIoLinkProperties, HsaIoLinkType};
+use hsakmt_abi::topology::{HsaHeapType, HsaIoLinkProperties};
 
 use super::Node;
 use super::gpu::{HostGpu, HostLink};
 use super::text::Files;
 
-/// Whether a node of the host is a CPU node. A host that keeps its CPU nodes to itself leaves them out; then a
-/// PCIe link that leads to none of the VM's nodes leads to a CPU.
-fn is_cpu(files: &Files, link: &HostLink) -> bool {
-    let gpu_id = |number: u32| files.number(&format!("nodes/{number}/gpu_id"));
-    let has_cpus = files.numbered("nodes").into_iter().any(|number| gpu_id(number) == Some(0));
-    match gpu_id(link.to) {
-        Some(id) => id == 0,
-        None => !has_cpus && link.properties.io_link_type == HsaIoLinkType::PCIEXPRESS,
-    }
+/// Whether a link leads to a CPU node of the host. The archive has no nodes but those of the VM's GPUs, and no links
+/// to other GPUs, so what leads to none of them leads to a CPU.
+fn is_cpu(gpus: &[HostGpu], link: &HostLink) -> bool {
+    gpus.iter().all(|gpu| gpu.number != link.to)
 }
 
 /// Adds the links of the GPUs, which stand behind the CPUs in `nodes`, in the order of `gpus`.
@@ -28,7 +23,7 @@ pub fn connect(nodes: &mut [Node], cpus: usize, gpus: &[HostGpu], files: &Files)
     for ((index, node), gpu) in gpu_nodes.iter_mut().enumerate().zip(gpus) {
         let from = number(cpus.saturating_add(index));
         let host = super::gpu::links(files, *gpu);
-        let direct = host.iter().filter(|link| is_cpu(files, link)).min_by_key(|link| link.properties.weight);
+        let direct = host.iter().filter(|link| is_cpu(gpus, link)).min_by_key(|link| link.properties.weight);
         if let Some(direct) = direct {
             let visible = node.banks.iter().any(|bank| bank.heap_type == HsaHeapType::FRAME_BUFFER_PUBLIC);
             let distances: Vec<u32> = distances(cpu_nodes);
@@ -100,21 +95,18 @@ mod tests {
             .collect()
     }
 
-    /// Two sockets on the host, a GPU at the second, another that the VM was not given.
+    /// Two sockets on the host, two GPUs at the second.
     const HOST: &[(&str, &str)] = &[
-        ("nodes/0/gpu_id", "0\n"),
-        ("nodes/1/gpu_id", "0\n"),
         ("nodes/3/gpu_id", "77\n"),
         ("nodes/3/io_links/0/properties", "type 2\nnode_from 3\nnode_to 0\nweight 52\n"),
         ("nodes/3/io_links/1/properties", "type 2\nnode_from 3\nnode_to 1\nweight 20\n"),
-        ("nodes/3/io_links/2/properties", "type 11\nnode_from 3\nnode_to 2\nweight 15\n"),
         ("nodes/4/gpu_id", "78\n"),
         ("nodes/4/io_links/0/properties", "type 2\nnode_from 4\nnode_to 1\nweight 20\n"),
         ("nodes/4/p2p_links/0/properties", "type 11\nnode_from 4\nnode_to 3\nweight 15\n"),
     ];
 
     #[test]
-    fn the_best_cpu_link_leads_to_the_first_node_and_hidden_gpus_to_none() {
+    fn the_best_cpu_link_leads_to_the_first_node() {
         let files = files(HOST);
         let gpus = super::super::gpu::list(&files);
         let mut nodes = [

@@ -1,0 +1,233 @@
+//! A host that keeps KFD's rules for buffers and events, as far as the thunk must keep them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use virtio_kfd_protocol::calls::*;
+use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
+use virtio_kfd_protocol::topology::{TopologyFile, pack};
+use virtio_kfd_protocol::{
+    AllocMemoryAnswer, AllocMemoryRequest, Apertures, Call, CreateEventAnswer, EventId, GpuId, Handle,
+    MapMemoryAnswer, Nothing, Request, Status, TopologyReadAnswer, WaitEvent, WaitEventsAnswer,
+};
+
+use crate::client::Client;
+use crate::client::tests::host::{FakeHost, Fate, answer_with};
+use crate::thunk::Thunk;
+use crate::thunk::settings::Settings;
+
+/// Two GPUs with a link between them.
+pub const GPUS: [GpuId; 2] = [GpuId(77), GpuId(78)];
+
+/// errno
+const EINVAL: u32 = 22;
+const EBUSY: u32 = 16;
+const ENOMEM: u32 = 12;
+
+/// A buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Buffer {
+    /// What it was made with.
+    pub request: AllocMemoryRequest,
+    /// Who has it mapped.
+    pub mapped: Vec<GpuId>,
+}
+
+/// What the host knows.
+#[derive(Default)]
+pub struct State {
+    /// Calls by frame, since the last look.
+    pub frames: Vec<Vec<Call>>,
+    /// Buffers by slot.
+    pub buffers: BTreeMap<u32, Buffer>,
+    /// Bytes of VRAM that can still be allocated.
+    pub vram: u64,
+    /// How many GPUs a mapping may reach; the next one fails.
+    pub map_limit: usize,
+    /// The buffer of event slots.
+    pub event_page: Option<Handle>,
+    /// Events by id; whether they are set.
+    pub events: BTreeMap<u32, bool>,
+    made: u32,
+}
+
+/// A thunk on such a host.
+pub struct Kfd {
+    /// The host.
+    pub state: Arc<Mutex<State>>,
+    /// The thunk, with a topology.
+    pub thunk: Thunk,
+}
+
+impl Kfd {
+    /// Connects and takes a snapshot.
+    pub fn new() -> Kfd {
+        let state = Arc::new(Mutex::new(State { vram: 1 << 30, map_limit: 64, ..State::default() }));
+        let host = Arc::clone(&state);
+        let client = Client::over(Box::new(FakeHost::new(move |_, frame| {
+            Fate::Answer(host.lock().unwrap().frame(frame))
+        })));
+        let thunk = Thunk::new(client.unwrap(), Settings::default());
+        thunk.acquire_snapshot().unwrap();
+        state.lock().unwrap().frames.clear();
+        Kfd { state, thunk }
+    }
+
+    /// The frames since the last time.
+    pub fn frames(&self) -> Vec<Vec<Call>> {
+        std::mem::take(&mut self.state.lock().unwrap().frames)
+    }
+}
+
+fn topology() -> Vec<TopologyFile> {
+    let file = |path: &str, content: &str| TopologyFile { path: path.into(), content: content.into() };
+    let mut files = vec![file("generation_id", "2\n"), file("system_properties", "platform_oem 7\n")];
+    for (node, gpu) in [(1, GPUS[0]), (2, GPUS[1])] {
+        let path = |name: &str| format!("nodes/{node}/{name}");
+        files.push(file(&path("gpu_id"), &format!("{}\n", gpu.0)));
+        files.push(file(
+            &path("properties"),
+            "simd_count 240\ngfx_target_version 90006\nlds_size_in_kb 64\ndevice_id 26273\n",
+        ));
+        files.push(file(&path("mem_banks/0/properties"), "heap_type 1\nsize_in_bytes 4096\n"));
+        files.push(file(&path("io_links/0/properties"), "type 2\nnode_to 0\nweight 20\n"));
+        let other = 3 - node;
+        files.push(file(&path("io_links/1/properties"), &format!("type 11\nnode_to {other}\nweight 15\n")));
+    }
+    files
+}
+
+impl State {
+    fn frame(&mut self, frame: &RequestFrame<'_>) -> Vec<u8> {
+        self.frames.push(Vec::new());
+        let (mut failed, mut handles) = (false, Vec::new());
+        answer_with(frame, |request, answer| {
+            let opcode = request.header.opcode;
+            if failed {
+                return answer.push_status(opcode, Status::NOT_RUN, 0);
+            }
+            self.frames.last_mut().unwrap().extend(Call::from_opcode(opcode));
+            handles.resize(handles.len() + 1, Handle::NONE);
+            if let Err(errno) = self.run(request, answer, &mut handles) {
+                failed = true;
+                answer.push_status(opcode, Status::ERRNO, errno);
+            }
+        })
+    }
+
+    fn buffer(&mut self, handle: Handle, made: &[Handle]) -> Result<&mut Buffer, u32> {
+        let handle = match handle.generation() {
+            Handle::IN_FRAME => *made.get(handle.index() as usize).ok_or(EINVAL)?,
+            _ => handle,
+        };
+        self.buffers.get_mut(&handle.index()).ok_or(EINVAL)
+    }
+
+    fn run(
+        &mut self,
+        raw: &RawRequest<'_>,
+        answer: &mut AnswerFrameBuilder,
+        made: &mut [Handle],
+    ) -> Result<(), u32> {
+        let header = &raw.header;
+        match Request::decode(raw).unwrap() {
+            Request::TopologyRead { fixed, .. } => {
+                let archive = pack(&topology()).unwrap();
+                let total = archive.len() as u64;
+                let piece = &archive[(fixed.offset as usize).min(archive.len())..];
+                answer.push::<TopologyRead>(header, &TopologyReadAnswer { total, generation: 2 }, piece);
+            }
+            Request::GetApertures { .. } => {
+                let apertures = GPUS.map(|gpu_id| Apertures {
+                    lds_base: 1 << 48,
+                    scratch_base: 2 << 48,
+                    scratch_limit: 2 << 48 | 0xffff_ffff,
+                    gpuvm_base: 1 << 16,
+                    gpuvm_limit: (1 << 47) - 1,
+                    gpu_id,
+                    ..Default::default()
+                });
+                answer.push::<GetApertures>(header, &Nothing {}, &apertures);
+            }
+            Request::RenderInfo { .. } => return Err(EINVAL),
+            Request::AllocMemory { fixed, .. } => {
+                if fixed.flags & 1 != 0 {
+                    self.vram = self.vram.checked_sub(fixed.size).ok_or(ENOMEM)?;
+                }
+                let overlap = |buffer: &Buffer| {
+                    let other = &buffer.request;
+                    fixed.va.0 < other.va.0 + other.size && other.va.0 < fixed.va.0 + fixed.size
+                };
+                assert!(!self.buffers.values().any(overlap), "two buffers at one address");
+                self.made += 1;
+                let handle = Handle::new(self.made, 1);
+                *made.last_mut().unwrap() = handle;
+                self.buffers.insert(self.made, Buffer { request: fixed, mapped: Vec::new() });
+                answer.push::<AllocMemory>(header, &AllocMemoryAnswer { handle, mappable: 0, pad: 0 }, &[]);
+            }
+            Request::MapMemory { fixed, tail } => {
+                let limit = self.map_limit;
+                let buffer = self.buffer(fixed.handle, made)?;
+                let done: Vec<GpuId> = tail.iter().copied().take(limit).collect();
+                for gpu in &done {
+                    assert!(!buffer.mapped.contains(gpu), "mapped twice");
+                }
+                buffer.mapped.extend(&done);
+                let errno = if done.len() < tail.len() { ENOMEM } else { 0 };
+                let n_success = done.len() as u32;
+                answer.push::<MapMemory>(header, &MapMemoryAnswer { n_success, errno }, &[]);
+            }
+            Request::UnmapMemory { fixed, tail } => {
+                let buffer = self.buffer(fixed.handle, made)?;
+                buffer.mapped.retain(|gpu| !tail.contains(gpu));
+                let n_success = tail.len() as u32;
+                answer.push::<UnmapMemory>(header, &MapMemoryAnswer { n_success, errno: 0 }, &[]);
+            }
+            Request::FreeMemory { fixed, .. } => {
+                if !self.buffer(fixed.handle, made)?.mapped.is_empty() {
+                    return Err(EBUSY);
+                }
+                let gone = self.buffers.remove(&fixed.handle.index()).unwrap();
+                self.vram += if gone.request.flags & 1 != 0 { gone.request.size } else { 0 };
+                answer.push::<FreeMemory>(header, &Nothing {}, &[]);
+            }
+            Request::CreateEvent { fixed, .. } => {
+                // kfd_kmap_event_page: one page, and before any event that has a slot elsewhere.
+                if !fixed.event_page.is_none() {
+                    if self.event_page.is_some() || !self.events.is_empty() {
+                        return Err(EINVAL);
+                    }
+                    self.event_page = Some(fixed.event_page);
+                }
+                let id = self.events.keys().last().map_or(1, |last| last + 1);
+                self.events.insert(id, false);
+                let made =
+                    CreateEventAnswer { event_id: EventId(id), trigger_data: id, slot_index: id, pad: 0 };
+                answer.push::<CreateEvent>(header, &made, &[]);
+            }
+            Request::SetEvent { fixed, .. } => {
+                *self.events.get_mut(&fixed.event_id.0).ok_or(EINVAL)? = true;
+                answer.push::<SetEvent>(header, &Nothing {}, &[]);
+            }
+            Request::DestroyEvent { fixed, .. } => {
+                self.events.remove(&fixed.event_id.0).ok_or(EINVAL)?;
+                answer.push::<DestroyEvent>(header, &Nothing {}, &[]);
+            }
+            Request::WaitEvents { tail, .. } => {
+                let set = |event: &WaitEvent| self.events.get(&event.event_id.0).copied();
+                if tail.iter().any(|event| set(event).is_none()) {
+                    let failed = WaitEventsAnswer { wait_result: 2, errno: EINVAL, ..Default::default() };
+                    answer.push::<WaitEvents>(header, &failed, &tail);
+                    return Ok(());
+                }
+                let wait_result = u32::from(!tail.iter().any(|event| set(event) == Some(true)));
+                let aged: Vec<WaitEvent> =
+                    tail.iter().map(|event| WaitEvent { age: event.age + 1, ..*event }).collect();
+                let waited = WaitEventsAnswer { wait_result, ..Default::default() };
+                answer.push::<WaitEvents>(header, &waited, &aged);
+            }
+            _ => answer.push_status(header.opcode, Status::OK, 0),
+        }
+        Ok(())
+    }
+}
