@@ -11,6 +11,10 @@ pub const DEFAULT_MAX_CONTEXTS: u32 = 64;
 /// Blobs of one context.
 pub const MAX_BLOBS_PER_CONTEXT: usize = 16 * 1024;
 
+/// Blobs of guest memory that are not attached to a context yet. Linux attaches each in the command after the one
+/// that makes it; several guest processes can be between the two.
+pub const MAX_BLOBS_WITHOUT_CONTEXT: usize = 256;
+
 /// Runs of guest memory over all blobs of one context. Each is a mapping in the worker, which may have
 /// `vm.max_map_count` (65,530 by default) and needs some for itself.
 pub const MAX_RUNS_PER_CONTEXT: usize = 48 * 1024;

@@ -11,7 +11,8 @@ use zerocopy::FromBytes;
 use super::link::ForWorker;
 use super::{Answer, Asked, Session, Step, Token, refuse};
 use crate::budget::{
-    MAX_BLOB_ENTRIES, MAX_BLOBS_PER_CONTEXT, MAX_HOST_BLOBS, MAX_RUNS_PER_CONTEXT, PAGE, WORKER_REPLY,
+    MAX_BLOB_ENTRIES, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_HOST_BLOBS, MAX_RUNS_PER_CONTEXT,
+    PAGE, WORKER_REPLY,
 };
 use crate::chain::Input;
 use crate::command::{self, CreateBlob, Header, MemEntry, Response};
@@ -24,8 +25,8 @@ const ENTRIES_AT_A_TIME: usize = 512;
 /// A blob.
 #[derive(Debug)]
 pub struct Resource {
-    /// The worker of the context that made it.
-    pub owner: u64,
+    /// The worker of the context that it belongs to. None for guest memory that was not attached to a context yet.
+    pub owner: Option<u64>,
     /// What is behind it.
     pub kind: Kind,
     /// The guest has given it up, and waits until it has it back.
@@ -96,6 +97,24 @@ impl Resource {
             Kind::Host(_) => false,
         }
     }
+
+    /// Runs of guest memory.
+    fn runs(&self) -> usize {
+        match &self.kind {
+            Kind::Guest { runs, .. } => runs.len(),
+            Kind::Host(_) => 0,
+        }
+    }
+}
+
+fn check_runs(sum: usize) -> Result<(), super::Refusal> {
+    if sum > MAX_RUNS_PER_CONTEXT {
+        return refuse(
+            Response::OutOfMemory,
+            format_args!("{sum} runs of guest memory, {MAX_RUNS_PER_CONTEXT} are allowed"),
+        );
+    }
+    Ok(())
 }
 
 impl Session {
@@ -104,30 +123,50 @@ impl Session {
         if request.resource_id == 0 || self.resources.contains_key(&request.resource_id) {
             return refuse(Response::InvalidResource, "the resource's id is 0 or in use");
         }
-        let Some(context) = self.contexts.get(&header.ctx_id).filter(|context| !context.lost) else {
-            return refuse(Response::InvalidContext, "a blob needs a context whose worker runs");
+        let owner = match self.contexts.get(&header.ctx_id) {
+            Some(context) if !context.lost => Some(context.worker),
+            // Linux names no context for guest memory (virtio_gpu's verify_blob) and attaches it in the next command.
+            None if header.ctx_id == 0 && request.blob_mem == gpu::VIRTIO_GPU_BLOB_MEM_GUEST => None,
+            _ => return refuse(Response::InvalidContext, "a blob needs a context whose worker runs"),
         };
-        let owner = context.worker;
         if request.size == 0 || request.blob_flags & !command::BLOB_FLAGS != 0 {
             return refuse(
                 Response::InvalidParameter,
                 format_args!("size {:#x}, blob_flags {:#x}", request.size, request.blob_flags),
             );
         }
-        if self.workers.get(&owner).is_none_or(|worker| worker.blobs >= MAX_BLOBS_PER_CONTEXT) {
-            return refuse(Response::OutOfMemory, "the context has as many blobs as it may have");
-        }
-        match request.blob_mem {
-            gpu::VIRTIO_GPU_BLOB_MEM_GUEST => self.create_guest_blob(owner, request, input),
-            gpu::VIRTIO_GPU_BLOB_MEM_HOST3D => self.create_host_blob(token, owner, request),
-            other => refuse(
+        match (request.blob_mem, owner) {
+            (gpu::VIRTIO_GPU_BLOB_MEM_GUEST, _) => self.create_guest_blob(owner, request, input),
+            (gpu::VIRTIO_GPU_BLOB_MEM_HOST3D, Some(owner)) => self.create_host_blob(token, owner, request),
+            (other, _) => refuse(
                 Response::InvalidParameter,
                 format_args!("blob_mem is {other}, 1 (GUEST) and 2 (HOST3D) are supported"),
             ),
         }
     }
 
-    fn create_guest_blob(&mut self, owner: u64, request: CreateBlob, input: &mut Input<'_>) -> Answer {
+    fn check_blob_count(&self, owner: Option<u64>) -> Result<(), super::Refusal> {
+        let (count, most) = match owner {
+            Some(owner) => (self.workers.get(&owner).map_or(usize::MAX, |w| w.blobs), MAX_BLOBS_PER_CONTEXT),
+            None => (self.without_context().count(), MAX_BLOBS_WITHOUT_CONTEXT),
+        };
+        if count >= most {
+            return refuse(Response::OutOfMemory, "the context has as many blobs as it may have");
+        }
+        Ok(())
+    }
+
+    fn without_context(&self) -> impl Iterator<Item = &Resource> {
+        self.resources.values().filter(|resource| resource.owner.is_none())
+    }
+
+    fn create_guest_blob(
+        &mut self,
+        owner: Option<u64>,
+        request: CreateBlob,
+        input: &mut Input<'_>,
+    ) -> Answer {
+        self.check_blob_count(owner)?;
         let entry_bytes = size_of::<MemEntry>() as u64;
         let listed = u64::from(request.nr_entries).saturating_mul(entry_bytes);
         if request.nr_entries == 0 || request.nr_entries > MAX_BLOB_ENTRIES || listed > input.remaining() {
@@ -152,37 +191,58 @@ impl Session {
             );
         }
         let runs = list.into_runs();
-        let Some(worker) = self.workers.get_mut(&owner) else {
+        if owner.is_none() {
+            let waiting = self.without_context().map(Resource::runs).fold(runs.len(), usize::saturating_add);
+            check_runs(waiting)?;
+        }
+        self.guest_bytes = self.guest_bytes.saturating_add(total);
+        let kind = Kind::Guest { size: request.size, runs };
+        self.resources.insert(request.resource_id, Resource { owner: None, kind, leaving: false });
+        if let Some(owner) = owner
+            && let Err(refusal) = self.give_to_worker(request.resource_id, owner)
+        {
+            self.forget(request.resource_id);
+            return Err(refusal);
+        }
+        Ok(Step::Done(Response::Ok))
+    }
+
+    /// Gives guest memory that belongs to no context yet to a worker, for as long as the blob lives.
+    pub(super) fn give_to_worker(&mut self, resource: u32, owner: u64) -> Result<(), super::Refusal> {
+        self.check_blob_count(Some(owner))?;
+        let (Some(entry), Some(worker)) = (self.resources.get_mut(&resource), self.workers.get_mut(&owner))
+        else {
             return refuse(Response::InvalidContext, "the worker is gone");
         };
-        let sum = worker.runs.saturating_add(runs.len());
-        if sum > MAX_RUNS_PER_CONTEXT {
+        let Kind::Guest { runs, .. } = &entry.kind else {
+            return refuse(Response::InvalidResource, format_args!("resource {resource} is host memory"));
+        };
+        let known = |run: &Run| self.memory.regions().iter().any(|region| region.id == run.region);
+        if !runs.iter().all(|placed| known(&placed.run)) {
             return refuse(
-                Response::OutOfMemory,
-                format_args!("{sum} runs of guest memory, {MAX_RUNS_PER_CONTEXT} are allowed"),
+                Response::InvalidResource,
+                format_args!("the VMM has taken away memory of resource {resource}"),
             );
         }
+        let sum = worker.runs.saturating_add(runs.len());
+        check_runs(sum)?;
         worker.runs = sum;
         worker.blobs = worker.blobs.saturating_add(1);
-        self.guest_bytes = self.guest_bytes.saturating_add(total);
+        entry.owner = Some(owner);
+        let size = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
         let total_runs = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+        let mut messages = Vec::new();
         let mut first_run = 0u32;
         for piece in runs.chunks(MAX_RUNS_PER_MESSAGE) {
-            let piece: Vec<Run> = piece.iter().map(|placed| placed.run).collect();
-            let next = first_run.saturating_add(u32::try_from(piece.len()).unwrap_or(u32::MAX));
-            let message = ToWorker::AttachBlob {
-                resource: request.resource_id,
-                size: total,
-                first_run,
-                total_runs,
-                runs: piece,
-            };
-            self.tell_worker(owner, Some(ForWorker::Plain(message)));
+            let runs: Vec<Run> = piece.iter().map(|placed| placed.run).collect();
+            let next = first_run.saturating_add(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+            messages.push(ToWorker::AttachBlob { resource, size, first_run, total_runs, runs });
             first_run = next;
         }
-        let kind = Kind::Guest { size: request.size, runs };
-        self.resources.insert(request.resource_id, Resource { owner, kind, leaving: false });
-        Ok(Step::Done(Response::Ok))
+        for message in messages {
+            self.tell_worker(owner, Some(ForWorker::Plain(message)));
+        }
+        Ok(())
     }
 
     fn read_entries(&self, count: u32, input: &mut Input<'_>) -> Result<RunList, super::Refusal> {
@@ -205,6 +265,7 @@ impl Session {
     }
 
     fn create_host_blob(&mut self, token: Token, owner: u64, request: CreateBlob) -> Answer {
+        self.check_blob_count(Some(owner))?;
         if request.nr_entries != 0 || !request.size.is_multiple_of(PAGE) {
             return refuse(
                 Response::InvalidParameter,
@@ -221,7 +282,8 @@ impl Session {
         let host =
             HostBlob { size: request.size, memory: None, mapped_at: None, busy: true, waiting: Vec::new() };
         let resource = request.resource_id;
-        self.resources.insert(resource, Resource { owner, kind: Kind::Host(host), leaving: false });
+        self.resources
+            .insert(resource, Resource { owner: Some(owner), kind: Kind::Host(host), leaving: false });
         let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));
         let message = ToWorker::Export { ticket, handle: request.blob_id, size: request.size };
         self.tell_worker(owner, Some(ForWorker::Plain(message)));
@@ -358,11 +420,11 @@ impl Session {
     }
 
     /// Takes guest memory back from a worker. The command is done when nothing of the host touches it any more.
-    fn detach(&mut self, resource: u32, owner: u64, token: Token) {
-        match self.workers.get_mut(&owner) {
+    fn detach(&mut self, resource: u32, owner: Option<u64>, token: Token) {
+        match owner.and_then(|owner| Some((owner, self.workers.get_mut(&owner)?))) {
             None => self.release(resource, token),
-            Some(worker) if worker.ending => worker.on_exit.push((token, Some(resource))),
-            Some(_) => {
+            Some((_, worker)) if worker.ending => worker.on_exit.push((token, Some(resource))),
+            Some((owner, _)) => {
                 let ticket = self.new_ticket(owner, Asked::Detach { resource, token }, Some(WORKER_REPLY));
                 self.tell_worker(owner, Some(ForWorker::Plain(ToWorker::DetachBlob { resource, ticket })));
             }
@@ -371,6 +433,11 @@ impl Session {
 
     /// Forgets a resource and finishes the command that gave it up.
     pub(super) fn release(&mut self, resource: u32, token: Token) {
+        self.forget(resource);
+        self.commands.finish(token, Response::Ok);
+    }
+
+    fn forget(&mut self, resource: u32) {
         if let Some(entry) = self.resources.remove(&resource) {
             let mut runs_gone = 0;
             if let Kind::Guest { runs, .. } = &entry.kind {
@@ -378,11 +445,10 @@ impl Session {
                 let bytes: u64 = runs.iter().map(|placed| placed.run.len).sum();
                 self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
             }
-            if let Some(worker) = self.workers.get_mut(&entry.owner) {
+            if let Some(worker) = entry.owner.and_then(|owner| self.workers.get_mut(&owner)) {
                 worker.blobs = worker.blobs.saturating_sub(1);
                 worker.runs = worker.runs.saturating_sub(runs_gone);
             }
         }
-        self.commands.finish(token, Response::Ok);
     }
 }

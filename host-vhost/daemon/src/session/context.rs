@@ -120,14 +120,23 @@ impl Session {
         }
     }
 
-    /// A blob belongs to the context that made it, for as long as it lives: attaching it there changes nothing,
-    /// and detaching it happens when the guest closes a handle to memory that it still maps.
+    /// Host memory belongs to the context that made it, guest memory to the first one that it is attached to, for as
+    /// long as it lives: attaching it there again changes nothing, and detaching it happens when the guest closes a
+    /// handle to memory that it still maps.
     pub(super) fn attach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
         let Some(context) = self.contexts.get(&header.ctx_id) else {
             return refuse(Response::InvalidContext, "there is no such context");
         };
+        let (worker, lost) = (context.worker, context.lost);
         match self.resources.get(&request.resource_id) {
-            Some(resource) if resource.owner == context.worker => Ok(Step::Done(Response::Ok)),
+            Some(resource) if resource.owner == Some(worker) => Ok(Step::Done(Response::Ok)),
+            Some(resource) if resource.owner.is_none() && !resource.leaving => {
+                if lost {
+                    return refuse(Response::InvalidContext, "the context's worker is gone");
+                }
+                self.give_to_worker(request.resource_id, worker)?;
+                Ok(Step::Done(Response::Ok))
+            }
             Some(_) => refuse(
                 Response::InvalidResource,
                 format_args!("resource {} belongs to another context", request.resource_id),
@@ -340,7 +349,7 @@ impl Session {
             .resources
             .values()
             .filter(|resource| resource.lies_in(&change.removed))
-            .map(|resource| resource.owner)
+            .filter_map(|resource| resource.owner)
             .collect();
         for owner in hit {
             self.end_worker(owner, "the VMM took away guest memory that it uses");

@@ -95,7 +95,7 @@ impl Session {
     fn check_answer_area(&self, worker: u64, frame: &Frame) -> Result<(), super::Refusal> {
         let end = frame.offset.checked_add(frame.capacity.into());
         match self.resources.get(&frame.resource) {
-            Some(blob) if blob.owner == worker && !blob.leaving => match &blob.kind {
+            Some(blob) if blob.owner == Some(worker) && !blob.leaving => match &blob.kind {
                 Kind::Guest { size, .. } if end.is_some_and(|end| end <= *size) => Ok(()),
                 Kind::Guest { size, .. } => refuse(
                     Response::InvalidParameter,
