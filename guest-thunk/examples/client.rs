@@ -56,16 +56,9 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let files = client.topology()?;
     println!("topology {} files", files.len());
-    for file in &files {
+    for file in files.iter().filter(|file| !file.path.contains("/caches/")) {
         let text = String::from_utf8_lossy(&file.content);
-        let mut lines = text.lines();
-        let first = lines.next().unwrap_or_default();
-        let rest = lines.count();
-        println!(
-            "  {}: {first}{}",
-            file.path,
-            if rest > 0 { format!(" (+{rest} lines)") } else { String::new() }
-        );
+        println!("  {}: {}", file.path, text.lines().collect::<Vec<_>>().join("; "));
     }
     Ok(())
 }

@@ -112,33 +112,33 @@ impl Context {
         self.vm.usable()
     }
 
-    fn header(&self, kind: u32) -> Header {
-        header(kind, self.id)
-    }
-
     /// A command about a resource that is answered without data.
-    fn about(&self, call: &'static str, kind: u32, resource: u32) -> Result<()> {
+    fn about(&self, call: &'static str, head: Header, resource: u32) -> Result<()> {
         let body = Resource { resource_id: resource, padding: 0 };
-        command(&self.vm, call, self.header(kind), &body, &[], 0).map(|_| ())
+        command(&self.vm, call, head, &body, &[], 0).map(|_| ())
     }
 
-    fn create(&self, create: &CreateBlob, entries: &[u8]) -> Result<()> {
-        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_CREATE_BLOB;
-        command(&self.vm, "RESOURCE_CREATE_BLOB", self.header(kind), create, entries, 0).map(|_| ())
+    /// Linux names the context of a HOST3D blob here, and for a GUEST blob none (`verify_blob`); that one the device
+    /// learns when the blob is attached.
+    fn create(&self, ctx_id: u32, create: &CreateBlob, entries: &[u8]) -> Result<()> {
+        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_CREATE_BLOB, ctx_id);
+        command(&self.vm, "RESOURCE_CREATE_BLOB", head, create, entries, 0).map(|_| ())
     }
 
     fn attach(&self, resource: u32) -> Result<()> {
-        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_ATTACH_RESOURCE;
-        self.about("CTX_ATTACH_RESOURCE", kind, resource)
+        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_ATTACH_RESOURCE, self.id);
+        self.about("CTX_ATTACH_RESOURCE", head, resource)
     }
 
     fn detach(&self, resource: u32) -> Result<()> {
-        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DETACH_RESOURCE;
-        self.about("CTX_DETACH_RESOURCE", kind, resource)
+        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DETACH_RESOURCE, self.id);
+        self.about("CTX_DETACH_RESOURCE", head, resource)
     }
 
+    /// Linux names no context in commands about the resource as such: unref, map and unmap.
     fn unref(&self, resource: u32) -> Result<()> {
-        self.about("RESOURCE_UNREF", gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNREF, resource)
+        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNREF, 0);
+        self.about("RESOURCE_UNREF", head, resource)
     }
 }
 
@@ -147,7 +147,7 @@ impl Drop for Context {
         if self.usable().is_ok() {
             let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DESTROY;
             // A device that is gone has ended the context as well.
-            let _ = command(&self.vm, "CTX_DESTROY", self.header(kind), &(), &[], 0);
+            let _ = command(&self.vm, "CTX_DESTROY", header(kind, self.id), &(), &[], 0);
         }
     }
 }
@@ -206,7 +206,7 @@ impl Transport for LoopbackContext {
             blob_id: 0,
             size,
         };
-        self.context.create(&create, entries.as_bytes())?;
+        self.context.create(0, &create, entries.as_bytes())?;
         let blob = GuestBlob { context: Arc::clone(&self.context), resource, size, pages: Some(pages) };
         self.context.attach(resource)?;
         Ok(Box::new(blob))
@@ -227,13 +227,13 @@ impl Transport for LoopbackContext {
             blob_id: buffer.0,
             size,
         };
-        self.context.create(&create, &[])?;
+        self.context.create(self.context.id, &create, &[])?;
         let mut blob = HostBlob { context: Arc::clone(&self.context), resource, size, place: None };
         let offset = window.take(size)?;
         let body = MapBlob { resource_id: resource, padding: 0, offset };
-        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB;
+        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
         // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
-        match command(vm, "RESOURCE_MAP_BLOB", self.context.header(kind), &body, &[], 8) {
+        match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
             Ok(_) => blob.place = Some(offset),
             Err(error) => {
                 window.give(offset, size);
@@ -342,8 +342,8 @@ impl Drop for HostBlob {
         // Not attached if its creation failed halfway.
         let _ = self.context.detach(self.resource);
         if let Some(offset) = self.place.take() {
-            let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNMAP_BLOB;
-            let unmapped = self.context.about("RESOURCE_UNMAP_BLOB", kind, self.resource);
+            let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNMAP_BLOB, 0);
+            let unmapped = self.context.about("RESOURCE_UNMAP_BLOB", head, self.resource);
             // A place that the device still has mapped is not used again.
             if let (Ok(()), Some(window)) = (unmapped, self.context.vm.window()) {
                 window.give(offset, self.size);

@@ -1,0 +1,438 @@
+//! The client through loop-back against the real daemon and worker on the KFD model.
+//!
+//! The programs are looked for in `VIRTIO_KFD_BIN_DIR`, else beside this test's own build. Where they have not been
+//! built, the tests say so and pass.
+#![cfg(feature = "loopback")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // a test fails by panicking
+#![allow(unsafe_code)] // mmap, signals and fork
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use guest_thunk::client::{Client, ClientError};
+use guest_thunk::transport::Blob;
+use guest_thunk::transport::loopback::{LoopbackOptions, LoopbackVm};
+use virtio_kfd_protocol::calls::*;
+use virtio_kfd_protocol::{
+    AllocMemoryRequest, BufferRequest, CreateEventRequest, EventId, EventRequest, GpuId, GpuRequest, GuestVa,
+    Nothing, Status, WaitEvent, WaitEventsRequest,
+};
+
+/// `KFD_IOC_ALLOC_MEM_FLAGS_*` of kfd_ioctl.h.
+const VRAM: u32 = 1;
+const USERPTR: u32 = 1 << 2;
+const PUBLIC: u32 = 1 << 29;
+const WRITABLE: u32 = 1 << 31;
+
+/// Far from what this process has mapped, and inside the GPU's range.
+const VA: u64 = 1 << 42;
+
+const PAGE: u64 = 4096;
+
+/// The directory with the programs, or why there is none.
+fn programs() -> Result<PathBuf, String> {
+    let complete = |directory: &Path| {
+        ["vhost-user-kfd", "kfd-worker", "libkfd_model_preload.so"]
+            .iter()
+            .all(|name| directory.join(name).exists())
+    };
+    if let Some(directory) = std::env::var_os("VIRTIO_KFD_BIN_DIR").map(PathBuf::from) {
+        assert!(complete(&directory), "VIRTIO_KFD_BIN_DIR={} lacks programs", directory.display());
+        return Ok(directory);
+    }
+    let own = std::env::current_exe().unwrap();
+    let profile = own.ancestors().nth(2).unwrap();
+    let target = profile.parent().unwrap();
+    [profile.to_owned(), target.join("release"), target.join("debug")]
+        .into_iter()
+        .find(|directory| complete(directory))
+        .ok_or_else(|| "vhost-user-kfd, kfd-worker and kfd-model-preload are not built".to_owned())
+}
+
+/// A daemon of our own, ended with the test.
+struct Daemon {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Option<Daemon> {
+        let programs = match programs() {
+            Ok(programs) => programs,
+            Err(why) => {
+                println!("skipped: {why}");
+                return None;
+            }
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = Command::new(programs.join("vhost-user-kfd"))
+            .arg("--socket")
+            .arg(directory.path().join("socket"))
+            .args(["--kfd", "model:gfx906", "--shmem-size", "256M"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            for line in log.lines().map_while(Result::ok) {
+                println!("daemon: {line}");
+            }
+        });
+        let daemon = Daemon { child, directory };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !daemon.socket().exists() {
+            assert!(Instant::now() < deadline, "the daemon made no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(daemon)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn vm(&self) -> LoopbackVm {
+        self.vm_with(LoopbackOptions::default())
+    }
+
+    fn vm_with(&self, options: LoopbackOptions) -> LoopbackVm {
+        LoopbackVm::connect_with(&self.socket(), &options).unwrap()
+    }
+
+    /// Pids of the daemon's workers that serve contexts.
+    fn workers(&self) -> Vec<i32> {
+        let of = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let mut rest = rest.split_whitespace();
+            let (state, parent) = (rest.next()?, rest.next()?);
+            (name.starts_with("kfd-worker") && state != "Z" && parent == self.child.id().to_string())
+                .then(|| pid.parse().ok())?
+        };
+        let entries = std::fs::read_dir("/proc").unwrap();
+        entries.filter_map(|entry| of(entry.ok()?.file_name().to_str()?)).collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It is a child of this process, so that its id cannot be another's.
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+fn client(vm: &LoopbackVm) -> Client {
+    Client::over(Box::new(vm.context().unwrap())).unwrap()
+}
+
+fn nop(client: &Client) -> Result<(), ClientError> {
+    client.call::<Nop>(&Nothing {}, &[], 0).map(drop)
+}
+
+fn event(client: &Client) -> EventId {
+    let request = CreateEventRequest { auto_reset: 1, ..Default::default() };
+    client.call::<CreateEvent>(&request, &[], 0).unwrap().0.event_id
+}
+
+fn set(client: &Client, event_id: EventId) {
+    client.call::<SetEvent>(&EventRequest { event_id, pad: 0 }, &[], 0).unwrap();
+}
+
+/// Waits and gives `KFD_IOC_WAIT_RESULT_*`: 0 complete, 1 time-out.
+fn wait(client: &Client, event_id: EventId, timeout: u32) -> Result<u32, ClientError> {
+    let list = [WaitEvent { event_id, ..Default::default() }];
+    let request = WaitEventsRequest { timeout, wait_for_all: 1 };
+    client.wait_call::<WaitEvents>(&request, &list, 1).map(|(answer, _)| answer.wait_result)
+}
+
+/// The first GPU, ready for buffers.
+fn gpu(client: &Client) -> GpuId {
+    let (_, list) = client.call::<GetApertures>(&Nothing {}, &[], 64).unwrap();
+    let gpu_id = list[0].gpu_id;
+    client.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[], 0).unwrap();
+    gpu_id
+}
+
+/// A blob mapped in this process.
+struct View {
+    address: *mut u8,
+    length: usize,
+}
+
+impl View {
+    fn of(blob: &dyn Blob) -> View {
+        let length = blob.size() as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new anonymous mapping touches no existing memory.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        blob.map_fixed(GuestVa(address.expose_provenance() as u64), blob.size(), protection).unwrap();
+        View { address: address.cast(), length }
+    }
+
+    /// The word of page `page`.
+    fn word(&self, page: usize) -> &AtomicU64 {
+        let offset = page * PAGE as usize;
+        assert!(offset < self.length);
+        // SAFETY: the page lies in the mapping.
+        let word = unsafe { self.address.add(offset) };
+        // SAFETY: the word is aligned and mapped as long as self, and only used atomically.
+        unsafe { AtomicU64::from_ptr(word.cast()) }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: the range is this object's own mapping.
+        let result = unsafe { libc::munmap(self.address.cast(), self.length) };
+        assert_eq!(result, 0);
+    }
+}
+
+#[test]
+fn calls_batches_and_topology_go_through() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    assert_eq!(client.gpu_count(), 1);
+    nop(&client).unwrap();
+    let mut batch = client.batch();
+    let tickets: Vec<_> = (0..64).map(|_| batch.push::<Nop>(&Nothing {}, &[], 0).unwrap()).collect();
+    let answers = batch.run().unwrap();
+    for ticket in tickets {
+        answers.get(ticket).unwrap();
+    }
+    let files = client.topology().unwrap();
+    assert!(files.iter().any(|file| file.path == "nodes/1/gpu_id"), "{files:?}");
+}
+
+#[test]
+fn eight_threads_make_a_thousand_calls_each_in_scattered_memory() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 5 << 30, scatter: true });
+    let client = client(&vm);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..1000).for_each(|_| nop(&client).unwrap()));
+        }
+    });
+}
+
+#[test]
+fn a_wait_blocks_its_ring_only_and_ends_with_its_event() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let (first, second) = (event(&client), event(&client));
+    assert_eq!(wait(&client, first, 0).unwrap(), 1);
+    assert_eq!(wait(&client, first, 10).unwrap(), 1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait(&client, first, u32::MAX).unwrap());
+        for _ in 0..100 {
+            nop(&client).unwrap();
+        }
+        set(&client, second);
+        assert_eq!(wait(&client, second, u32::MAX).unwrap(), 0, "another wait goes on meanwhile");
+        assert!(!waiting.is_finished());
+        set(&client, first);
+        assert_eq!(waiting.join().unwrap(), 0);
+    });
+    assert_eq!(wait(&client, first, 0).unwrap(), 1, "the wait has cleared the auto-reset event");
+}
+
+#[test]
+fn contexts_of_a_vm_are_apart() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let (one, other) = (client(&vm), client(&vm));
+    let ids = (event(&one), event(&other));
+    set(&one, ids.0);
+    assert_eq!(wait(&other, ids.1, 0).unwrap(), 1, "an event of another KFD process");
+    assert_eq!(wait(&one, ids.0, 0).unwrap(), 0);
+    drop(one);
+    nop(&other).unwrap();
+}
+
+#[test]
+fn guest_memory_is_given_to_the_gpu_and_comes_back_zeroed() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 1 << 30, scatter: true });
+    let client = client(&vm);
+    let gpu = gpu(&client);
+    for _ in 0..3 {
+        let blob = client.guest_memory(64 * PAGE).unwrap();
+        let view = View::of(&*blob);
+        for page in 0..64 {
+            assert_eq!(view.word(page).swap(page as u64 + 1, Ordering::SeqCst), 0);
+        }
+        let request = AllocMemoryRequest {
+            va: GuestVa(VA),
+            size: blob.size(),
+            gpu_id: gpu,
+            flags: USERPTR | WRITABLE,
+            resource: blob.resource(),
+            ..Default::default()
+        };
+        let mut batch = client.batch();
+        let alloc = batch.push::<AllocMemory>(&request, &[], 0).unwrap();
+        let buffer = BufferRequest { handle: alloc.handle() };
+        let map = batch.push::<MapMemory>(&buffer, &[gpu], 0).unwrap();
+        let answers = batch.run().unwrap();
+        let handle = answers.get(alloc).unwrap().0.handle;
+        assert_eq!(answers.get(map).unwrap().0.n_success, 1);
+        let other = client.guest_memory(PAGE).unwrap();
+        let beyond =
+            AllocMemoryRequest { va: GuestVa(VA * 2), size: 2 * PAGE, resource: other.resource(), ..request };
+        let error = client.call::<AllocMemory>(&beyond, &[], 0).unwrap_err();
+        assert_eq!(error.status().map(|(status, _)| status), Some(Status::BAD_RESOURCE), "{error}");
+        client.call::<UnmapMemory>(&BufferRequest { handle }, &[gpu], 0).unwrap();
+        client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0).unwrap();
+    }
+}
+
+#[test]
+fn host_memory_is_the_same_in_every_view_and_leaves_nothing_in_the_window() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let gpu = gpu(&client);
+    let size = 16 * PAGE;
+    for round in 0..20 {
+        let request = AllocMemoryRequest {
+            va: GuestVa(VA),
+            size,
+            gpu_id: gpu,
+            flags: VRAM | PUBLIC | WRITABLE,
+            ..Default::default()
+        };
+        let (made, _) = client.call::<AllocMemory>(&request, &[], 0).unwrap();
+        assert_eq!(made.mappable, 1);
+        let blob = client.host_memory(made.handle, size).unwrap();
+        let (one, other) = (View::of(&*blob), View::of(&*blob));
+        for page in [15, 0, 7] {
+            one.word(page).store(round + 40, Ordering::SeqCst);
+            assert_eq!(other.word(page).load(Ordering::SeqCst), round + 40);
+        }
+        drop((one, other, blob));
+        client.call::<FreeMemory>(&BufferRequest { handle: made.handle }, &[], 0).unwrap();
+    }
+    let error = client.host_memory(virtio_kfd_protocol::Handle::new(5, 77), PAGE).map(drop).unwrap_err();
+    assert!(matches!(error, ClientError::Transport(_)), "{error}");
+    nop(&client).unwrap();
+}
+
+#[test]
+fn a_killed_worker_loses_its_context_and_no_other() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let doomed = client(&vm);
+    let workers = daemon.workers();
+    let [worker] = workers.as_slice() else { panic!("one worker of {workers:?}") };
+    let other = client(&vm);
+    let id = event(&doomed);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait(&doomed, id, u32::MAX));
+        for _ in 0..20 {
+            nop(&doomed).unwrap();
+        }
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(*worker), nix::sys::signal::Signal::SIGKILL)
+            .unwrap();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, ClientError::Lost(_)), "{error}");
+    });
+    assert!(matches!(nop(&doomed), Err(ClientError::Lost(_))));
+    assert!(doomed.is_lost());
+    nop(&other).unwrap();
+    drop(doomed);
+    nop(&client(&vm)).unwrap();
+}
+
+#[test]
+fn a_daemon_that_ends_loses_all_and_blocks_nobody() {
+    let Some(mut daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let id = event(&client);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait(&client, id, u32::MAX));
+        nop(&client).unwrap();
+        daemon.child.kill().unwrap();
+        daemon.child.wait().unwrap();
+        assert!(matches!(waiting.join().unwrap(), Err(ClientError::Lost(_))));
+    });
+    assert!(matches!(nop(&client), Err(ClientError::Lost(_))));
+}
+
+/// C35: signals that interrupt system calls all the time.
+#[test]
+fn a_profiling_timer_disturbs_nothing() {
+    extern "C" fn ignore(_: libc::c_int) {}
+    let Some(daemon) = Daemon::start() else { return };
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    assert!(!STARTED.swap(true, Ordering::Relaxed));
+    // SAFETY: all-zero is a valid sigaction; without SA_RESTART, interrupted calls fail with EINTR.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+    // SAFETY: the handler does nothing, which is async-signal-safe.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()) }, 0);
+    let timer = |microseconds| {
+        let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
+        let value = libc::itimerval { it_interval: interval, it_value: interval };
+        // SAFETY: value lives beyond the call.
+        assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &value, std::ptr::null_mut()) }, 0);
+    };
+    timer(300);
+    for _ in 0..10 {
+        let vm = daemon.vm();
+        let client = client(&vm);
+        for _ in 0..50 {
+            nop(&client).unwrap();
+        }
+        let id = event(&client);
+        assert_eq!(wait(&client, id, 20).unwrap(), 1);
+        assert!(!client.topology().unwrap().is_empty());
+    }
+    timer(0);
+}
+
+/// C32, C34: the child gets errors, and the parent's VM goes on, whatever the child drops.
+#[test]
+fn a_forked_child_neither_uses_nor_breaks_the_vm() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let blob = client.guest_memory(PAGE).unwrap();
+    for round in 0..20 {
+        // SAFETY: this process has other threads, so the child only makes calls that take no lock and allocate
+        // nothing, then exits without running destructors.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: back to the default, which ends the process; another test of this program has a handler.
+            unsafe { libc::signal(libc::SIGALRM, libc::SIG_DFL) };
+            // SAFETY: alarm has no preconditions; it ends a child that hangs.
+            unsafe { libc::alarm(20) };
+            if round % 2 == 0 {
+                client.abandon();
+            }
+            let refused = matches!(nop(&client), Err(ClientError::Forked { .. }))
+                && blob.map_fixed(GuestVa(VA), PAGE, libc::PROT_READ).is_err();
+            drop(blob);
+            // SAFETY: _exit has no preconditions.
+            unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: status is a place for an int.
+        let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        nop(&client).unwrap();
+    }
+    let view = View::of(&*blob);
+    view.word(0).store(1, Ordering::SeqCst);
+}
