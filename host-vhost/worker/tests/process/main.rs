@@ -4,4 +4,5 @@
 mod event;
 mod memory;
 mod open;
+mod sandbox;
 mod support;

@@ -49,7 +49,7 @@ fn guest_ram() -> File {
 
 /// Shared mappings of a file in the worker.
 fn mappings(worker: &Worker) -> usize {
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", worker.child.id())).unwrap();
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", worker.pid())).unwrap();
     maps.lines()
         .filter(|line| line.contains("rw-s") && line.contains("(deleted)") && !line.contains("memfd:"))
         .count()

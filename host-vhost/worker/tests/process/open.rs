@@ -31,7 +31,7 @@ fn it_says_what_it_found_and_ends_with_the_channel() {
 #[test]
 fn it_is_confined_before_it_is_ready() {
     let worker = Worker::ready("gfx906", settings());
-    let status = fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", worker.pid())).unwrap();
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"] {
         assert!(status.contains(line), "{line}\n{status}");
     }

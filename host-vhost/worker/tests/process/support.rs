@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use kfd_ipc::worker::{ExportedMemory, FromWorker, Run, Settings, ToWorker};
@@ -39,6 +39,19 @@ fn model() -> &'static Path {
     })
 }
 
+/// The command that starts the program, and the channel to it.
+pub fn command(profile: Option<&str>) -> (Channel, Command) {
+    let (ours, theirs) = Channel::pair().unwrap();
+    // The shell puts the channel where the worker looks for it.
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "exec \"$0\" 3<&0 0</dev/null"]).arg(env!("CARGO_BIN_EXE_kfd-worker"));
+    command.stdin(theirs.as_fd().try_clone_to_owned().unwrap());
+    if let Some(profile) = profile {
+        command.env("LD_PRELOAD", model()).env("VIRTIO_KFD_MODEL", profile);
+    }
+    (ours, command)
+}
+
 /// Settings that bound nothing that a test does not mean to reach.
 pub fn settings() -> Settings {
     Settings { max_buffers: 1000, max_runs: 1000, name: "test".into(), ..Default::default() }
@@ -46,7 +59,8 @@ pub fn settings() -> Settings {
 
 /// A running worker.
 pub struct Worker {
-    pub child: Child,
+    /// `None` where somebody else waits for it.
+    child: Option<Child>,
     channel: Option<Channel>,
     buffer: Vec<u8>,
     tickets: u64,
@@ -78,31 +92,41 @@ pub enum Said {
 impl Worker {
     /// Starts the program, on a model or on whatever this machine has.
     pub fn spawn(profile: Option<&str>) -> Self {
-        let (ours, theirs) = Channel::pair().unwrap();
-        // The shell puts the channel where the worker looks for it.
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", "exec \"$0\" 3<&0 0</dev/null"]).arg(env!("CARGO_BIN_EXE_kfd-worker"));
-        command.stdin(theirs.as_fd().try_clone_to_owned().unwrap()).stderr(Stdio::piped());
-        if let Some(profile) = profile {
-            command.env("LD_PRELOAD", model()).env("VIRTIO_KFD_MODEL", profile);
-        }
-        let child = command.spawn().unwrap();
+        let (channel, mut command) = command(profile);
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut worker = Self::over(channel);
+        worker.child = Some(child);
+        worker
+    }
+
+    /// Drives a worker that somebody else has started.
+    pub fn over(channel: Channel) -> Self {
         Worker {
-            child,
-            channel: Some(ours),
+            child: None,
+            channel: Some(channel),
             buffer: vec![0; MAX_MESSAGE_BYTES],
             tickets: 0,
             kept: Vec::new(),
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
     /// Starts it on a model and waits until it is ready.
     pub fn ready(profile: &str, settings: Settings) -> Self {
         let mut worker = Self::spawn(Some(profile));
-        worker.send(&ToWorker::Start(settings), None);
-        match worker.other() {
-            (Other::Ready { .. }, None) => worker,
-            (other, _) => panic!("{other:?}\n{}", worker.log()),
+        worker.start(settings);
+        worker
+    }
+
+    /// Sends the settings and waits until it is ready.
+    pub fn start(&mut self, settings: Settings) {
+        self.send(&ToWorker::Start(settings), None);
+        match self.other() {
+            (Other::Ready { .. }, None) => {}
+            (other, _) => panic!("{other:?}\n{}", self.log()),
         }
     }
 
@@ -226,15 +250,14 @@ impl Worker {
     /// Waits for an end that comes by itself; the exit status, or the signal as a negative number, and the log.
     pub fn wait(&mut self) -> (i32, String) {
         let log = self.log();
-        let status = self.child.wait().unwrap();
+        let status = self.child.as_mut().unwrap().wait().unwrap();
         (status.code().unwrap_or_else(|| -status.signal().unwrap()), log)
     }
 
     /// The log, up to the end of the worker.
     fn log(&mut self) -> String {
         let mut text = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
-            let _: &mut ChildStderr = &mut stderr;
+        if let Some(mut stderr) = self.child.as_mut().and_then(|child| child.stderr.take()) {
             stderr.read_to_string(&mut text).unwrap();
         }
         text
@@ -243,9 +266,11 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A worker that has ended and was waited for is left alone by both.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            // A worker that has ended and was waited for is left alone by both.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
