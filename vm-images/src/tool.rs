@@ -10,6 +10,7 @@ const PROVIDERS: &[(&str, &str)] = &[
     ("apt-cache", "apt"),
     ("apt-config", "apt"),
     ("apt-get", "apt"),
+    ("c++", "g++"),
     ("cc", "gcc libc6-dev"),
     ("dpkg", "dpkg"),
     ("dpkg-deb", "dpkg"),

@@ -8,7 +8,7 @@ use virtio_kfd_images::{Cache, Fetcher, recipe};
 use crate::report::Tally;
 use crate::test::{HEADERS_VARIABLE, headers};
 use crate::workspace::{Workspace, run as run_command};
-use crate::{direction, hygiene, licences, thunk};
+use crate::{direction, docs, hygiene, licences, thunk};
 
 /// Options of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -34,6 +34,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("licences", licences),
     ("advisories", advisories),
     ("clippy", clippy),
+    ("docs", docs),
     ("abi", abi),
     ("exports", exports),
 ];
@@ -77,6 +78,10 @@ fn fmt(workspace: &Workspace) -> Result<Verdict> {
 fn clippy(workspace: &Workspace) -> Result<Verdict> {
     let mut command = workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     run_command(&mut command).map(|()| Verdict::Holds)
+}
+
+fn docs(workspace: &Workspace) -> Result<Verdict> {
+    docs::check(workspace).map(|()| Verdict::Holds)
 }
 
 fn direction(workspace: &Workspace) -> Result<Verdict> {

@@ -4,6 +4,8 @@ mod bench;
 mod check;
 mod demo;
 mod direction;
+mod docs;
+mod fuzz;
 mod hygiene;
 mod image;
 mod licences;
@@ -34,6 +36,10 @@ enum Command {
     Test(test::Options),
     /// Check formatting, lints, dependency direction, ABI, exports, licences and repository hygiene.
     Check(check::Options),
+    /// Write the pages of docs/ that are generated from code.
+    Docs(docs::Options),
+    /// Run the protocol's fuzz targets for a while.
+    Fuzz(fuzz::Options),
     /// Measure.
     Bench(bench::Options),
     /// Build the guest image.
@@ -49,6 +55,8 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Docs(options) => docs::run(&options).map(|()| 0),
+        Command::Fuzz(options) => fuzz::run(&options).map(|()| 0),
         Command::Bench(options) => bench::run(&options).map(|()| 0),
         Command::Image(options) => image::run(&options).map(|()| 0),
         Command::LinkThunk => link_thunk().map(|()| 0),

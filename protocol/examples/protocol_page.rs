@@ -1,0 +1,5 @@
+//! Prints docs/protocol.md.
+
+fn main() {
+    print!("{}", virtio_kfd_protocol::page::protocol_page());
+}
