@@ -16,6 +16,13 @@ pub fn device() -> Vec<Rule> {
         rule!(SYS_sendto, "vhost-user"),
         rule!(SYS_accept4, "the next connection"),
         rule!(SYS_shutdown, "end of a connection"),
+        rule!(
+            SYS_getsockopt,
+            "type of a descriptor that came",
+            Check::Is(1, libc::SOL_SOCKET.cast_unsigned())
+        ),
+        rule!(SYS_timerfd_create, "deadlines of the session"),
+        rule!(SYS_timerfd_settime, "deadlines of the session"),
         rule!(SYS_read, "eventfds"),
         rule!(SYS_write, "eventfds"),
         rule!(SYS_eventfd2, "ends of threads"),
