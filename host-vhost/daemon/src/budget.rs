@@ -11,6 +11,9 @@ pub const DEFAULT_MAX_CONTEXTS: u32 = 64;
 /// Blobs of one context.
 pub const MAX_BLOBS_PER_CONTEXT: usize = 16 * 1024;
 
+/// Blobs of a VM, those that were refused to their context included, until the guest gives them up.
+pub const MAX_BLOBS: usize = 128 * 1024;
+
 /// Blobs of guest memory that are not attached to a context yet. Linux attaches each in the command after the one
 /// that makes it; several guest processes can be between the two.
 pub const MAX_BLOBS_WITHOUT_CONTEXT: usize = 256;

@@ -130,7 +130,8 @@ impl Memory {
                 continue;
             }
             let entry = match known {
-                Some(known) => known.clone(),
+                // The same memory by a new descriptor: the VMM may close the old one's file in its own time.
+                Some(known) => Region { file: place.arc().clone(), ..known.clone() },
                 None => {
                     self.last_id = self.last_id.wrapping_add(1);
                     let entry = Region {

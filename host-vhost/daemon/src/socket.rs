@@ -87,7 +87,11 @@ impl Socket {
             }
             Ok(_) => std::fs::remove_file(path).map_err(bind)?,
         }
-        let listener = UnixListener::bind(path).map_err(bind)?;
+        // Under its name only when it listens, so that whoever waits for the name can connect at once.
+        let mut unfinished = path.as_os_str().to_owned();
+        unfinished.push(".new");
+        let listener = UnixListener::bind(&unfinished).map_err(bind)?;
+        std::fs::rename(&unfinished, path).map_err(bind)?;
         Ok(Socket { listener, path: Some(path.into()), connected: false })
     }
 

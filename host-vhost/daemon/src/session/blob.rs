@@ -11,8 +11,8 @@ use zerocopy::FromBytes;
 use super::link::ForWorker;
 use super::{Answer, Asked, Session, Step, Token, refuse};
 use crate::budget::{
-    MAX_BLOB_ENTRIES, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_HOST_BLOBS, MAX_RUNS_PER_CONTEXT,
-    PAGE, WORKER_REPLY,
+    MAX_BLOB_ENTRIES, MAX_BLOBS, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_HOST_BLOBS,
+    MAX_RUNS_PER_CONTEXT, PAGE, WORKER_REPLY,
 };
 use crate::chain::Input;
 use crate::command::{self, CreateBlob, Header, MemEntry, Response};
@@ -21,6 +21,9 @@ use crate::memory::{FileId, PlacedRun, RunList};
 
 /// Entries read from the guest at a time.
 const ENTRIES_AT_A_TIME: usize = 512;
+
+/// A worker that never runs: they count from 1.
+const NOBODY: u64 = 0;
 
 /// A blob.
 #[derive(Debug)]
@@ -122,6 +125,9 @@ impl Session {
         let request: CreateBlob = input.read()?;
         if request.resource_id == 0 || self.resources.contains_key(&request.resource_id) {
             return refuse(Response::InvalidResource, "the resource's id is 0 or in use");
+        }
+        if self.resources.len() >= MAX_BLOBS {
+            return refuse(Response::OutOfMemory, "the VM has as many blobs as it may have");
         }
         let owner = match self.contexts.get(&header.ctx_id) {
             Some(context) if !context.lost => Some(context.worker),
@@ -243,6 +249,19 @@ impl Session {
             self.tell_worker(owner, Some(ForWorker::Plain(message)));
         }
         Ok(())
+    }
+
+    /// Guest memory that was refused to a context is forgotten, but for its number: it may not use up what the blobs
+    /// of others need that are not attached yet.
+    pub(super) fn give_to_nobody(&mut self, resource: u32) {
+        let Some(entry) = self.resources.get_mut(&resource) else { return };
+        entry.owner = Some(NOBODY);
+        if let Kind::Guest { size, runs } = &mut entry.kind {
+            let bytes = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
+            self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
+            *size = 0;
+            *runs = Vec::new();
+        }
     }
 
     fn read_entries(&self, count: u32, input: &mut Input<'_>) -> Result<RunList, super::Refusal> {

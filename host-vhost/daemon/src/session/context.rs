@@ -131,11 +131,14 @@ impl Session {
         match self.resources.get(&request.resource_id) {
             Some(resource) if resource.owner == Some(worker) => Ok(Step::Done(Response::Ok)),
             Some(resource) if resource.owner.is_none() && !resource.leaving => {
-                if lost {
-                    return refuse(Response::InvalidContext, "the context's worker is gone");
+                let given = match lost {
+                    true => refuse(Response::InvalidContext, "the context's worker is gone"),
+                    false => self.give_to_worker(request.resource_id, worker),
+                };
+                if given.is_err() {
+                    self.give_to_nobody(request.resource_id);
                 }
-                self.give_to_worker(request.resource_id, worker)?;
-                Ok(Step::Done(Response::Ok))
+                given.map(|()| Step::Done(Response::Ok))
             }
             Some(_) => refuse(
                 Response::InvalidResource,

@@ -1,0 +1,123 @@
+//! The command line, and bad input on the host's side.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::daemon::{Daemon, program, wait_for, wait_for_some};
+use crate::gpu::*;
+use crate::stub;
+use crate::vmm::{Setup, Vmm, inheritable};
+
+crate::tests![
+    bad_input_ends_with_one_sentence,
+    capabilities,
+    once,
+    a_signal_ends_everything,
+    a_connected_descriptor,
+    a_listening_descriptor,
+];
+
+fn bad_input_ends_with_one_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let socket = socket.to_str().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "--socket PATH or --fd N"),
+        (&["--socket", "/nonexistent/dir/s"], "directory /nonexistent/dir does not exist"),
+        (&["--socket", file], "not a socket"),
+        (&["--fd", "97"], "--fd 97"),
+        (&["--socket", socket, "--gpu", stub::NO_KFD], "/dev/kfd: no such file"),
+        (&["--socket", socket, "--gpu", stub::NO_GPU], "no GPU of this host matches"),
+        (&["--socket", socket, "--gpu", stub::MUTE], "exited with status 7"),
+        (
+            &["--socket", socket, "--kfd", "model:gfx906", "--model-library", "/nonexistent.so"],
+            "/nonexistent.so",
+        ),
+    ];
+    for (arguments, sentence) in cases {
+        let output = program().args(*arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(text.contains(sentence), "{arguments:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
+        assert!(!std::path::Path::new(socket).exists());
+    }
+    let output = program().args(["--socket", socket, "--worker", "/nonexistent/worker"]).output().unwrap();
+    assert!(!output.status.success(), "given twice");
+    let mut alone = Command::new(env!("CARGO_BIN_EXE_vhost-user-kfd"));
+    let output = alone.args(["--socket", socket, "--worker", "/nonexistent/worker"]).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("/nonexistent/worker does not exist"));
+}
+
+fn capabilities() {
+    let output = program().arg("--print-capabilities").output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "{\"features\":[],\"type\":\"gpu\"}\n");
+}
+
+fn once() {
+    let mut daemon = Daemon::start(&["--once"]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    drop(vmm);
+    let status = wait_for_some("the end", || daemon.child.try_wait().unwrap());
+    assert!(status.success());
+    assert!(!daemon.socket.exists());
+}
+
+fn a_signal_ends_everything() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut daemon = Daemon::start(&[]);
+        let mut vmm = Vmm::connect(&daemon);
+        open_context(&mut vmm, 1);
+        vmm.submit(&submit(1, stub::HELD_RING, 1, &nop(1, 0)));
+        let worker = daemon.workers()[0];
+        kill(Pid::from_raw(daemon.child.id() as i32), signal).unwrap();
+        let status = wait_for_some("the end", || daemon.child.try_wait().unwrap());
+        assert!(status.success());
+        assert!(!daemon.socket.exists());
+        wait_for("the end of the worker", || !std::path::Path::new(&format!("/proc/{worker}")).exists());
+    }
+}
+
+fn start_with(descriptor: &OwnedFd) -> std::process::Child {
+    let number = descriptor.as_fd().as_raw_fd().to_string();
+    program().args(["--fd", &number]).stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+fn a_connected_descriptor() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let theirs = inheritable(theirs);
+    let mut child = start_with(&theirs);
+    drop(theirs);
+    let mut vmm = Vmm::set_up(ours, Setup::default());
+    open_context(&mut vmm, 1);
+    check_context(&mut vmm, 1);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
+    drop(vmm);
+    assert!(wait_for_some("the end", || child.try_wait().unwrap()).success());
+}
+
+fn a_listening_descriptor() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = OwnedFd::from(UnixListener::bind(&path).unwrap());
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+    let mut child = start_with(&listener);
+    for _ in 0..2 {
+        let mut vmm = Vmm::set_up(UnixStream::connect(&path).unwrap(), Setup::default());
+        open_context(&mut vmm, 1);
+        check_context(&mut vmm, 1);
+        drop(vmm);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

@@ -1,0 +1,189 @@
+//! Malformed chains and rings.
+
+use vhost::VhostBackend;
+
+use crate::daemon::{Daemon, wait_for_some};
+use crate::gpu::*;
+use crate::vmm::*;
+
+crate::tests![
+    a_malformed_chain_comes_back_empty,
+    short_responses,
+    chains_in_tables_and_in_pieces,
+    a_ring_that_jumps_stands_still_until_it_is_set_up_again,
+    the_cursor_queue_is_emptied,
+    notifications_by_index,
+];
+
+const A: u64 = SCRATCH;
+const B: u64 = SCRATCH + 0x1000;
+const TABLE: u64 = SCRATCH + 0x2000;
+
+/// Descriptors from here on are not used by [`Vmm::command`] before its 100th command.
+const HEAD: u16 = 200;
+
+fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Desc {
+    Desc { addr, len, flags, next }
+}
+
+/// Offers a chain of these descriptors, from HEAD on, and returns what was written into it.
+fn offer(vmm: &mut Vmm, descs: &[Desc]) -> u32 {
+    for (index, desc) in descs.iter().enumerate() {
+        vmm.control.set_desc(&vmm.mem, HEAD + index as u16, *desc);
+    }
+    vmm.control.offer(&vmm.mem, HEAD);
+    vmm.control.kick();
+    let (head, len) = wait_for_some("the chain", || vmm.control.used(&vmm.mem));
+    assert_eq!(head, HEAD);
+    len
+}
+
+fn a_malformed_chain_comes_back_empty() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    vmm.write(A, &header(GET_DISPLAY_INFO, 0));
+    let response = desc(B, 24, WRITE, 0);
+    let table = |vmm: &Vmm, descs: &[Desc]| {
+        for (index, desc) in descs.iter().enumerate() {
+            vmm.write(TABLE + index as u64 * 16, &desc.bytes());
+        }
+        desc(TABLE, descs.len() as u32 * 16, INDIRECT, 0)
+    };
+    let nested = table(&vmm, &[desc(TABLE, 16, INDIRECT, 0)]);
+    let cases: Vec<(&str, Vec<Desc>)> = vec![
+        ("a loop of one", vec![desc(A, 24, NEXT, HEAD)]),
+        ("a loop of two", vec![desc(A, 24, NEXT, HEAD + 1), desc(B, 24, WRITE | NEXT, HEAD + 1)]),
+        ("next beyond the table", vec![desc(A, 24, NEXT, QUEUE)]),
+        ("a table in a table", vec![nested]),
+        ("an empty table", vec![desc(TABLE, 0, INDIRECT, 0)]),
+        ("a table of half a descriptor", vec![desc(TABLE, 24, INDIRECT, 0)]),
+        ("a table outside memory", vec![desc(LOW_SIZE, 32, INDIRECT, 0)]),
+        ("a table that ends outside memory", vec![desc(LOW_SIZE - 16, 64, INDIRECT, 0)]),
+        ("a buffer of length 0", vec![desc(A, 0, NEXT, HEAD + 1), response]),
+        ("write-only, no command", vec![desc(A, 24, WRITE | NEXT, HEAD + 1), response]),
+        ("a command of 8 bytes", vec![desc(A, 8, NEXT, HEAD + 1), response]),
+        ("no place for a response", vec![desc(A, 24, 0, 0)]),
+        ("a read-only response", vec![desc(A, 24, NEXT, HEAD + 1), desc(B, 24, 0, 0)]),
+        ("the response first", vec![desc(B, 24, WRITE | NEXT, HEAD + 1), desc(A, 24, 0, 0)]),
+        ("a command beyond memory", vec![desc(LOW_SIZE, 24, NEXT, HEAD + 1), response]),
+        ("a command over the end of memory", vec![desc(LOW_SIZE - 8, 24, NEXT, HEAD + 1), response]),
+        ("a command at the end of all addresses", vec![desc(u64::MAX - 8, 24, NEXT, HEAD + 1), response]),
+        ("a response beyond memory", vec![desc(A, 24, NEXT, HEAD + 1), desc(LOW_SIZE, 24, WRITE, 0)]),
+        ("a response of 1 byte", vec![desc(A, 24, NEXT, HEAD + 1), desc(B, 1, WRITE, 0)]),
+        ("4 GiB", vec![desc(A, u32::MAX, NEXT, HEAD + 1), response]),
+    ];
+    for (what, descs) in cases {
+        if what == "a table in a table" {
+            table(&vmm, &[desc(TABLE, 16, INDIRECT, 0)]);
+        }
+        assert_eq!(offer(&mut vmm, &descs), 0, "{what}");
+        assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC, "{what}");
+    }
+    // A table whose last descriptor goes on.
+    let open = table(&vmm, &[desc(A, 24, NEXT, 1), desc(B, 24, WRITE | NEXT, 2)]);
+    assert_eq!(offer(&mut vmm, &[open]), 0);
+    // A head outside the table cannot be given back; the queue goes on.
+    vmm.control.offer(&vmm.mem, QUEUE + 7);
+    vmm.control.kick();
+    check_context(&mut vmm, 1);
+}
+
+fn short_responses() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    vmm.write(A, &simple(GET_CAPSET, 0, &[8, 1]));
+    for (room, expected) in [(23, 0), (24, 24), (60, 60), (88, 88), (4096, 88)] {
+        assert_eq!(offer(&mut vmm, &[desc(A, 32, NEXT, HEAD + 1), desc(B, room, WRITE, 0)]), expected);
+    }
+    // A response in pieces.
+    vmm.write(B, &[0; 128]);
+    let pieces = [
+        desc(A, 32, NEXT, HEAD + 1),
+        desc(B, 1, WRITE | NEXT, HEAD + 2),
+        desc(B + 1, 30, WRITE | NEXT, HEAD + 3),
+        desc(B + 31, 97, WRITE, 0),
+    ];
+    assert_eq!(offer(&mut vmm, &pieces), 88);
+    assert_eq!(kind(&vmm.read(B, 88)), OK_CAPSET);
+    assert_eq!(&vmm.read(B + 24, 4), b"VKFD");
+}
+
+fn chains_in_tables_and_in_pieces() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    let command = simple(GET_CAPSET, 0, &[8, 1]);
+    vmm.write(A, &command);
+    // One byte in each descriptor: longer than the queue.
+    let mut at = TABLE;
+    for index in 0..command.len() as u16 {
+        vmm.write(at, &desc(A + u64::from(index), 1, NEXT, index + 1).bytes());
+        at += 16;
+    }
+    for index in 0..512u16 {
+        let number = command.len() as u16 + index;
+        let next = if index == 511 { 0 } else { NEXT };
+        vmm.write(at, &desc(B + u64::from(index), 1, WRITE | next, number + 1).bytes());
+        at += 16;
+    }
+    let table = desc(TABLE, (at - TABLE) as u32, INDIRECT, 0);
+    assert_eq!(offer(&mut vmm, &[table]), 88);
+    assert_eq!(&vmm.read(B + 24, 4), b"VKFD");
+}
+
+fn a_ring_that_jumps_stands_still_until_it_is_set_up_again() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    vmm.control.publish(&vmm.mem, vmm.control.avail.wrapping_add(300));
+    vmm.control.kick();
+    // The main channel still answers, and the processor is not kept busy.
+    assert_eq!(vmm.frontend.get_features().unwrap() & 1, 1);
+    let busy = cpu_ticks(daemon.device());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(cpu_ticks(daemon.device()) - busy < 10, "the device spins");
+    let base = vmm.frontend.get_vring_base(0).unwrap();
+    assert_eq!(base, u32::from(vmm.control.avail));
+    vmm.start(Setup::default());
+    open_context(&mut vmm, 1);
+    check_context(&mut vmm, 1);
+}
+
+/// Clock ticks (10 ms) that a process has run.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // proc(5): utime and stime are fields 14 and 15; the split begins with field 3.
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn the_cursor_queue_is_emptied() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    vmm.write(A, &header(0x300, 0));
+    for head in 0..10 {
+        vmm.cursor.set_desc(&vmm.mem, head, desc(A, 24, 0, 0));
+        vmm.cursor.offer(&vmm.mem, head);
+    }
+    vmm.cursor.kick();
+    for head in 0..10 {
+        assert_eq!(wait_for_some("a cursor command", || vmm.cursor.used(&vmm.mem)), (head, 0));
+    }
+}
+
+fn notifications_by_index() {
+    let daemon = Daemon::start(&[]);
+    let setup = Setup { features: GPU_FEATURES | INDIRECT_DESC | EVENT_IDX, ..Setup::default() };
+    let mut vmm = Vmm::set_up(daemon.connect(), setup);
+    open_context(&mut vmm, 1);
+    for round in 0..1000u16 {
+        // used_event, behind the available ring: tell me about the next one.
+        let done = vmm.control.avail;
+        let used_event = vmm.control.avail_ring() + 4 + u64::from(QUEUE) * 2;
+        vmm.write(used_event, &done.to_le_bytes());
+        let _ = vmm.control.call.read();
+        let head = vmm.submit(&submit(1, 0, u64::from(round), &nop(1, 0)));
+        wait_for_some("an interrupt", || vmm.control.call.read().ok());
+        assert_eq!(vmm.next_response().0, head);
+    }
+}

@@ -1,0 +1,208 @@
+//! A worker without KFD.
+//!
+//! Frames are answered by what is in them:
+//! - `Nop` and `Hello` succeed; on ring [`HELD_RING`] only after a `Nop` on [`RELEASE_RING`].
+//! - `SetEvent` with one of the event ids below misbehaves in that way.
+//! - `AllocMemory` writes [`MARK`] into the guest memory of its blob at its offset.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, Run, ToWorker};
+use kfd_ipc::{Channel, IPC_FD, MAX_MESSAGE_BYTES};
+use rustix::fs::{MemfdFlags, memfd_create};
+use virtio_kfd_protocol::calls::{Hello, SetEvent};
+use virtio_kfd_protocol::frame::RawRequest;
+use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RequestFrame};
+use virtio_kfd_protocol::{Handle, HelloAnswer, Request, Status};
+
+/// Frames on this ring wait.
+pub const HELD_RING: u8 = 63;
+/// For a frame on this ring.
+pub const RELEASE_RING: u8 = 62;
+
+/// The worker dies.
+pub const DIE: u32 = 1;
+/// The worker sends bytes that are no message.
+pub const BABBLE: u32 = 2;
+/// The worker answers a ticket that it does not have.
+pub const WRONG_TICKET: u32 = 3;
+/// The worker answers more than there is room for.
+pub const LARGE_ANSWER: u32 = 4;
+/// The worker closes its channel and goes on living.
+pub const CLOSE: u32 = 5;
+
+/// Buffers by the index of their handle.
+pub const GOOD_BUFFER: u32 = 1;
+/// Export fails with ENOENT.
+pub const NO_BUFFER: u32 = 2;
+/// Export gives less than was asked for.
+pub const SMALL_BUFFER: u32 = 3;
+/// Export gives the guest's own memory.
+pub const GUEST_RAM: u32 = 4;
+
+/// What is written into guest memory.
+pub const MARK: &[u8; 16] = b"a worker's words";
+/// What host memory begins with.
+pub const HOST_TEXT: &[u8] = b"memory of the host";
+
+/// Selector of a GPU that no host has.
+pub const NO_GPU: &str = "no-such-gpu";
+/// Selector at which the worker says that it cannot start.
+pub const NO_KFD: &str = "no-kfd";
+/// Selector at which the worker dies without a word.
+pub const MUTE: &str = "mute";
+
+#[derive(Default)]
+struct Stub {
+    regions: HashMap<u32, (File, u64)>,
+    blobs: HashMap<u32, Vec<Run>>,
+    held: Vec<(u8, u64, Vec<u8>)>,
+}
+
+pub fn run() {
+    #[allow(unsafe_code)] // as the real worker does
+    // SAFETY: the supervisor has put a channel there, and nothing in this process has used the number before.
+    let channel = Channel::from(unsafe { OwnedFd::from_raw_fd(IPC_FD) });
+    let mut stub = Stub::default();
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    while let Ok((message, descriptor)) = channel.receive::<ToWorker<'_>>(&mut buffer) {
+        stub.message(&channel, message, descriptor);
+    }
+}
+
+impl Stub {
+    fn message(&mut self, channel: &Channel, message: ToWorker<'_>, descriptor: Option<OwnedFd>) {
+        match message {
+            ToWorker::Start(settings) => {
+                assert_eq!(std::env::vars().filter(|(name, _)| name != "VIRTIO_KFD_LOG").count(), 0);
+                let gpu_count = match settings.gpus.first().map(String::as_str) {
+                    Some(NO_KFD) => {
+                        let message = "/dev/kfd: no such file".into();
+                        let _ = channel.send(&FromWorker::Failed { message }, None);
+                        return;
+                    }
+                    Some(MUTE) => std::process::exit(7),
+                    Some(NO_GPU) => 0,
+                    _ => 1,
+                };
+                reply(channel, &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count }, None);
+            }
+            ToWorker::AddRegion { region, file_offset, size } => {
+                let file = File::from(descriptor.unwrap());
+                assert!(file.metadata().unwrap().len() >= file_offset + size);
+                self.regions.insert(region, (file, file_offset));
+            }
+            ToWorker::RemoveRegion { region, ticket } => {
+                assert!(self.regions.remove(&region).is_some());
+                reply(channel, &FromWorker::Done { ticket }, None);
+            }
+            ToWorker::AttachBlob { resource, size, first_run, total_runs, runs } => {
+                let blob = self.blobs.entry(resource).or_default();
+                assert_eq!(blob.len(), first_run as usize);
+                blob.extend(runs);
+                if blob.len() == total_runs as usize {
+                    assert_eq!(blob.iter().map(|run| run.len).sum::<u64>(), size);
+                }
+            }
+            ToWorker::DetachBlob { resource, ticket } => {
+                assert!(self.blobs.remove(&resource).is_some());
+                reply(channel, &FromWorker::Done { ticket }, None);
+            }
+            ToWorker::Export { ticket, handle, size } => self.export(channel, ticket, handle, size),
+            ToWorker::Frame { ring, ticket, bytes } => {
+                if ring == HELD_RING {
+                    self.held.push((ring, ticket, bytes.to_vec()));
+                    return;
+                }
+                self.frame(channel, ring, ticket, bytes);
+                if ring == RELEASE_RING {
+                    for (ring, ticket, bytes) in std::mem::take(&mut self.held) {
+                        self.frame(channel, ring, ticket, &bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    fn export(&self, channel: &Channel, ticket: u64, handle: u64, size: u64) {
+        let (index, mut exported) = (Handle(handle).index(), size);
+        let file = match index {
+            NO_BUFFER => {
+                reply(channel, &FromWorker::Exported { ticket, memory: Err(2) }, None);
+                return;
+            }
+            GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
+            _ => {
+                let file = File::from(memfd_create("buffer", MemfdFlags::CLOEXEC).unwrap());
+                file.set_len(size).unwrap();
+                file.write_all_at(HOST_TEXT, 0).unwrap();
+                file
+            }
+        };
+        if index == SMALL_BUFFER {
+            exported -= 4096;
+        }
+        let memory = Ok(ExportedMemory { offset: 0, size: exported, caching: Caching::WriteCombining });
+        reply(channel, &FromWorker::Exported { ticket, memory }, Some(&file));
+    }
+
+    fn frame(&mut self, channel: &Channel, ring: u8, ticket: u64, bytes: &[u8]) {
+        let frame = RequestFrame::parse(bytes).unwrap();
+        let mut answer = AnswerFrameBuilder::new(frame.header.version, frame.header.sequence);
+        for raw in &frame.requests {
+            match Request::decode(raw).unwrap() {
+                Request::Hello { .. } => hello(&mut answer, raw),
+                Request::SetEvent { fixed, .. } => match fixed.event_id.0 {
+                    DIE => std::process::abort(),
+                    BABBLE => channel.send(&vec![0xffu8; 64], None).unwrap(),
+                    WRONG_TICKET => reply(channel, &FromWorker::Done { ticket: 999 }, None),
+                    LARGE_ANSWER => {
+                        let bytes = vec![0; frame.header.answer_capacity as usize + 8];
+                        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, None);
+                    }
+                    CLOSE => {
+                        channel.shut_down();
+                        loop {
+                            std::thread::park();
+                        }
+                    }
+                    _ => answer.push::<SetEvent>(&raw.header, &Default::default(), &[]),
+                },
+                Request::AllocMemory { fixed, .. } => {
+                    let runs = &self.blobs[&fixed.resource.0];
+                    self.mark(runs, fixed.resource_offset);
+                    answer.push_status(raw.header.opcode, Status::OK, 0);
+                }
+                _ => answer.push_status(raw.header.opcode, Status::OK, 0),
+            }
+        }
+        let bytes = answer.finish();
+        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, None);
+    }
+
+    fn mark(&self, runs: &[Run], offset: u64) {
+        let mut start = 0;
+        for run in runs {
+            if offset < start + run.len {
+                let (file, file_offset) = &self.regions[&run.region];
+                file.write_all_at(MARK, file_offset + run.offset + offset - start).unwrap();
+                return;
+            }
+            start += run.len;
+        }
+        panic!("offset {offset} is not in the blob");
+    }
+}
+
+fn hello(answer: &mut AnswerFrameBuilder, raw: &RawRequest<'_>) {
+    let fixed = HelloAnswer { version: 1, kfd_major: 1, kfd_minor: 17, gpu_count: 1, features: 0 };
+    answer.push::<Hello>(&raw.header, &fixed, &[]);
+}
+
+/// The device may have ended this worker meanwhile.
+fn reply(channel: &Channel, message: &FromWorker<'_>, file: Option<&File>) {
+    let _ = channel.send(message, file.map(AsFd::as_fd));
+}

@@ -1,0 +1,254 @@
+//! The main channel: tables of memory, stops, resets, disconnects.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use virtio_kfd_protocol::Status;
+
+use crate::daemon::{Daemon, open_files, wait_for};
+use crate::gpu::*;
+use crate::stub;
+use crate::vmm::*;
+
+crate::tests![
+    what_is_offered,
+    a_table_that_comes_again_keeps_everything,
+    memory_that_is_added_and_taken_away,
+    memory_under_a_blob_that_is_taken_away_ends_the_context,
+    a_stop_gives_everything_back,
+    a_reset_gives_everything_back,
+    a_ring_starts_from_its_base,
+    after_a_disconnect_the_next_one_starts_anew,
+    many_connections_leave_nothing_behind,
+    a_device_that_is_killed_takes_its_workers_along,
+    garbage_on_the_main_channel,
+];
+
+fn what_is_offered() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    let features = vmm.frontend.get_features().unwrap();
+    // EDID (1), RESOURCE_UUID (2) and BLOB_ALIGNMENT (5) are not served.
+    assert_eq!(features & 0x3f, 0b011001);
+    let protocol = vmm.frontend.get_protocol_features().unwrap();
+    assert!(!protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
+    let slots = vmm.frontend.get_max_mem_slots().unwrap();
+    assert!(slots >= 480, "{slots}");
+    assert_eq!(vmm.window, 16 << 30);
+    // struct virtio_gpu_config, and what QEMU reads of it with config_size=20.
+    let flags = VhostUserConfigFlags::empty();
+    let (_, config) = vmm.frontend.get_config(0, 20, flags, &[0; 20]).unwrap();
+    assert_eq!(config, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let (_, config) = vmm.frontend.get_config(12, 4, flags, &[0; 4]).unwrap();
+    assert_eq!(config, [1, 0, 0, 0]);
+    vmm.frontend.set_config(4, flags, &[1, 0, 0, 0]).unwrap();
+    assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
+}
+
+fn a_table_that_comes_again_keeps_everything() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    let files = open_files(daemon.device());
+    for round in 0..200 {
+        vmm.send_table();
+        if round % 2 == 0 {
+            vmm.send_addresses();
+        }
+        check_context(&mut vmm, 1);
+    }
+    assert_eq!(open_files(daemon.device()), files);
+    assert_eq!(daemon.workers().len(), 1);
+}
+
+/// A piece of memory beyond all others.
+const MORE: u64 = 8 << 30;
+const MORE_SIZE: u64 = 4 << 20;
+
+fn more(file: &std::fs::File) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: MORE,
+        memory_size: MORE_SIZE,
+        userspace_addr: 0x6000_0000_0000,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
+fn memory_that_is_added_and_taken_away() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    let file = memfd(MORE_SIZE);
+    let blob = guest_blob(1, 5, 0x1000, &[(MORE, 0x1000)]);
+    for _ in 0..5 {
+        assert_eq!(kind(&vmm.command(&blob)), BAD_PARAMETER);
+        vmm.frontend.add_mem_region(&more(&file)).unwrap();
+        assert_eq!(kind(&vmm.command(&blob)), OK);
+        check_context(&mut vmm, 1);
+        assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[5, 0]))), OK);
+        vmm.frontend.remove_mem_region(&more(&file)).unwrap();
+        check_context(&mut vmm, 1);
+    }
+}
+
+fn memory_under_a_blob_that_is_taken_away_ends_the_context() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    open_context(&mut vmm, 2);
+    let file = memfd(MORE_SIZE);
+    vmm.frontend.add_mem_region(&more(&file)).unwrap();
+    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, 0x1000, &[(MORE, 0x1000)]))), OK);
+    vmm.frontend.remove_mem_region(&more(&file)).unwrap();
+    assert_eq!(run(&mut vmm, 1, &nop(1, 0)), [Status::WORKER_LOST]);
+    check_context(&mut vmm, 2);
+    wait_for("the end of the worker", || daemon.workers().len() == 1);
+    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[5, 0]))), OK);
+}
+
+/// A device with contexts, maps and frames in flight.
+fn busy(daemon: &Daemon) -> (Vmm, [u16; 2]) {
+    let mut vmm = Vmm::connect(daemon);
+    open_context(&mut vmm, 1);
+    open_context(&mut vmm, 2);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
+    let waiting = [
+        vmm.submit(&submit(1, stub::HELD_RING, 11, &nop(1, 0x1000))),
+        vmm.submit(&submit(2, stub::HELD_RING, 12, &nop(2, 0x1000))),
+    ];
+    // Answered after those before it were taken off the queue.
+    assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
+    (vmm, waiting)
+}
+
+/// Everything is gone, and a new start finds an empty device.
+fn is_empty(daemon: &Daemon, vmm: &mut Vmm, waiting: [u16; 2]) {
+    assert_eq!(daemon.workers().len(), 0);
+    let mut back: Vec<u16> = std::iter::from_fn(|| vmm.try_response().map(|(head, _)| head)).collect();
+    back.sort_unstable();
+    assert_eq!(back, waiting, "what was in flight came back before the answer");
+    assert_eq!(statuses(vmm, answers(2) + 0x1000), [Status::WORKER_LOST]);
+    wait_for("the unmap", || vmm.maps.live.lock().unwrap().is_empty());
+    vmm.start(Setup::default());
+    assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 1))), BAD_CONTEXT);
+    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[60, 0]))), BAD_RESOURCE);
+    open_context(vmm, 1);
+    check_context(vmm, 1);
+}
+
+fn a_stop_gives_everything_back() {
+    let daemon = Daemon::start(&[]);
+    let (mut vmm, waiting) = busy(&daemon);
+    // As QEMU stops a device, for a reset of the guest as well as for a pause.
+    for queue in 0..2 {
+        vmm.frontend.set_vring_enable(queue, false).unwrap();
+    }
+    for queue in 0..2 {
+        vmm.frontend.get_vring_base(queue).unwrap();
+    }
+    is_empty(&daemon, &mut vmm, waiting);
+}
+
+fn a_reset_gives_everything_back() {
+    let daemon = Daemon::start(&[]);
+    let (mut vmm, waiting) = busy(&daemon);
+    vmm.frontend.reset_device().unwrap();
+    is_empty(&daemon, &mut vmm, waiting);
+}
+
+fn a_ring_starts_from_its_base() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::set_up(daemon.connect(), Setup { base: 65530, ..Setup::default() });
+    for _ in 0..20 {
+        assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
+    }
+    // Three commands are there before the ring starts, and one kick: exactly those are answered.
+    let base = vmm.frontend.get_vring_base(0).unwrap() as u16;
+    assert_eq!(base, 65530u16.wrapping_add(20));
+    let heads: Vec<u16> = (0..3).map(|_| vmm.submit(&header(GET_DISPLAY_INFO, 0))).collect();
+    vmm.send_addresses();
+    vmm.frontend.set_vring_base(0, base).unwrap();
+    vmm.frontend.set_vring_call(0, &vmm.control.call).unwrap();
+    vmm.frontend.set_vring_kick(0, &vmm.control.kick).unwrap();
+    for head in heads {
+        assert_eq!(vmm.next_response().0, head);
+    }
+    assert_eq!(vmm.try_response(), None);
+}
+
+fn after_a_disconnect_the_next_one_starts_anew() {
+    let mut daemon = Daemon::start(&[]);
+    let (vmm, _) = busy(&daemon);
+    let device = daemon.device();
+    // Connected while the first one is still served: it waits for its turn.
+    let early = daemon.connect();
+    drop(vmm);
+    let mut second = Vmm::set_up(early, Setup::default());
+    assert_ne!(daemon.device(), device);
+    assert_eq!(daemon.workers().len(), 0);
+    open_context(&mut second, 1);
+    check_context(&mut second, 1);
+    assert_eq!(daemon.child.try_wait().unwrap(), None);
+}
+
+fn many_connections_leave_nothing_behind() {
+    let daemon = Daemon::start(&[]);
+    let files = open_files(daemon.child.id());
+    for _ in 0..50 {
+        let mut vmm = Vmm::connect(&daemon);
+        open_context(&mut vmm, 1);
+        // In the middle of commands.
+        vmm.submit(&ctx_create(2, 8));
+        vmm.submit(&submit(1, stub::HELD_RING, 1, &nop(1, 0x1000)));
+    }
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    assert_eq!(daemon.workers().len(), 1);
+    drop(vmm);
+    wait_for("the end of the last connection", || {
+        daemon.workers().is_empty() && open_files(daemon.child.id()) <= files
+    });
+}
+
+fn a_device_that_is_killed_takes_its_workers_along() {
+    let mut daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    let (device, worker) = (daemon.device(), daemon.workers()[0]);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(device as i32), nix::sys::signal::Signal::SIGKILL)
+        .unwrap();
+    wait_for("the end of the worker", || !std::path::Path::new(&format!("/proc/{worker}")).exists());
+    // The next connection is served.
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    check_context(&mut vmm, 1);
+    // The supervisor goes, and all go with it.
+    let (device, worker) = (daemon.device(), daemon.workers()[0]);
+    daemon.child.kill().unwrap();
+    assert_eq!(daemon.child.wait().unwrap().signal(), Some(9));
+    for pid in [device, worker] {
+        wait_for("the end of all", || {
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+        });
+    }
+}
+
+fn garbage_on_the_main_channel() {
+    use std::io::{Read, Write};
+    let daemon = Daemon::start(&[]);
+    for bytes in [&[0xffu8; 64][..], &[0; 12], b"\x02\x00\x00\x00\x09\x00\x00\x00\xff\xff\xff\xff", &[]] {
+        let mut stream = daemon.connect();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    check_context(&mut vmm, 1);
+}
