@@ -5,14 +5,21 @@
 
 pub mod accel;
 pub mod artifacts;
+pub mod c_program;
 pub mod guest;
+pub mod host;
+pub mod native;
 pub mod process;
 pub mod qemu;
+pub mod rocminfo;
 pub mod runtime;
 pub mod vm;
 
 pub use artifacts::Artifacts;
+pub use c_program::CProgram;
 pub use guest::{Command, Guest, Output};
+pub use host::Daemon;
+pub use native::Under;
 pub use process::Keeper;
 pub use runtime::Runtime;
 pub use vm::{Vm, VmBuilder};

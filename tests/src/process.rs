@@ -31,10 +31,29 @@ impl Keeper {
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(mut command: Command, log: &Path, limit: Duration) -> Result<Self> {
-        let name = command.get_program().to_string_lossy().into_owned();
+    pub fn start(command: Command, log: &Path, limit: Duration) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let errors = output.try_clone().context("duplicate a log file")?;
+        Self::start_with(command, log, output, errors, limit)
+    }
+
+    /// Starts `command` with its standard output and its standard error in files of their own.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_split(command: Command, stdout: &Path, stderr: &Path, limit: Duration) -> Result<Self> {
+        let create = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
+        Self::start_with(command, stdout, create(stdout)?, create(stderr)?, limit)
+    }
+
+    fn start_with(
+        mut command: Command,
+        log: &Path,
+        output: File,
+        errors: File,
+        limit: Duration,
+    ) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(output).stderr(errors);
         die_with_parent(&mut command);
         let (stop, stopped) = mpsc::channel::<()>();

@@ -1,0 +1,81 @@
+//! C programs on the thunk's API, compiled against a package set's header and linked to its library; which library they
+//! get is decided when they run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::native::{LOOPBACK_VARIABLE, MODEL_VARIABLE, Under, run};
+
+/// Where a set has its libraries; C programs are built for sets with a merged /usr.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Loader of a set, relative to its root.
+const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+
+/// A compiled program.
+#[derive(Debug)]
+pub struct CProgram {
+    root: PathBuf,
+    program: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+/// Where a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On this machine, with the set's own C library.
+    Host,
+    /// In a guest, whose C library is the set's.
+    Guest,
+}
+
+impl CProgram {
+    /// Compiles `source` against the package set below `root`.
+    ///
+    /// # Errors
+    /// There is no C compiler, or the program does not compile.
+    pub fn compile(root: &Path, source: &Path, place: Place) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("kfd-c-").tempdir().context("temporary directory")?;
+        let program = directory.path().join("program");
+        let mut command = Command::new("cc");
+        command.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
+        command.arg(root.join("usr/include")).arg("-o").arg(&program).arg(source);
+        // Linked to the library's own file: the set's C library is newer than the compiler's.
+        command.arg(root.join(LIBRARIES).join("libhsakmt.so.1"));
+        command.arg("-Wl,--unresolved-symbols=ignore-in-shared-libs");
+        if place == Place::Host {
+            command.arg(format!("-Wl,--dynamic-linker={}", root.join(LOADER).display()));
+        }
+        let output = run(command, Duration::from_secs(120))
+            .context("cc (install it: apt-get install gcc libc6-dev)")?;
+        if !output.status.success() {
+            bail!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(Self { root: root.to_owned(), program, _directory: directory })
+    }
+
+    /// The program's file.
+    pub fn path(&self) -> &Path {
+        &self.program
+    }
+
+    /// A command that runs it on this machine.
+    pub fn command(&self, under: &Under<'_>) -> Command {
+        let own = self.root.join(LIBRARIES);
+        let mut command = Command::new(&self.program);
+        match under {
+            Under::Model { library, profile } => {
+                command.env("LD_LIBRARY_PATH", &own);
+                command.env("LD_PRELOAD", library).env(MODEL_VARIABLE, profile);
+            }
+            Under::Loopback { thunk, socket } => {
+                command.env("LD_LIBRARY_PATH", format!("{}:{}", thunk.display(), own.display()));
+                command.env(LOOPBACK_VARIABLE, socket);
+            }
+        }
+        command
+    }
+}

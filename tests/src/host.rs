@@ -1,0 +1,180 @@
+//! The daemon under test, and what it holds.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::artifacts::Artifacts;
+use crate::process::Keeper;
+
+/// How long a daemon of a test may live.
+const LIFE: Duration = Duration::from_secs(600);
+
+/// How long it may take to listen: it starts a worker first, to see whether its KFD works.
+const START: Duration = Duration::from_secs(60);
+
+/// A running `vhost-user-kfd` with a socket of its own. It is killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    keeper: Keeper,
+    socket: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+/// What processes hold, to be compared with what they held before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holdings {
+    /// Processes.
+    pub processes: usize,
+    /// Open descriptors, over all of them.
+    pub descriptors: usize,
+    /// Memory mappings, over all of them.
+    pub mappings: usize,
+    /// Memory in use that no other process has, in KiB, over all of them.
+    pub private_kib: u64,
+}
+
+impl Daemon {
+    /// Starts a daemon with `--kfd KFD` and more arguments, and waits until it listens.
+    ///
+    /// # Errors
+    /// It has not been built, or it ends early; the message has its output.
+    pub fn start(artifacts: &Artifacts, kfd: &str, arguments: &[&str]) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("kfd-daemon-").tempdir().context("temporary directory")?;
+        let socket = directory.path().join("gpu");
+        let mut command = Command::new(artifacts.program("vhost-user-kfd")?);
+        // Before the daemon listens it looks for these; a skip is better than its error.
+        artifacts.program("kfd-worker")?;
+        artifacts.program("libkfd_model_preload.so")?;
+        command.arg("--socket").arg(&socket).args(["--kfd", kfd]).args(arguments);
+        let keeper = Keeper::start(command, &directory.path().join("log"), LIFE)?;
+        keeper.wait_for_path(&socket, START)?;
+        Ok(Self { keeper, socket, directory })
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A directory that lives as long as the daemon.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Process id of the supervisor.
+    pub fn pid(&self) -> u32 {
+        self.keeper.pid()
+    }
+
+    /// Whether the supervisor runs.
+    pub fn is_running(&self) -> bool {
+        self.keeper.is_running()
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        self.keeper.output()
+    }
+
+    /// The end of its log, for messages.
+    pub fn report(&self) -> String {
+        self.keeper.report()
+    }
+
+    /// Process ids of the workers that exist now.
+    pub fn workers(&self) -> BTreeSet<u32> {
+        descendants(self.pid()).into_iter().filter(|pid| name(*pid).starts_with("kfd-worker")).collect()
+    }
+
+    /// All its processes.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        let mut all = descendants(self.pid());
+        all.insert(self.pid());
+        all
+    }
+
+    /// What the daemon's processes hold, workers not included.
+    ///
+    /// # Errors
+    /// A process that cannot be looked into.
+    pub fn holdings(&self) -> Result<Holdings> {
+        let workers = self.workers();
+        let mut sum = Holdings { processes: 0, descriptors: 0, mappings: 0, private_kib: 0 };
+        for pid in self.processes().difference(&workers) {
+            let place = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+            let read = |name: &str| {
+                fs::read_to_string(place(name)).with_context(|| format!("read {}", place(name).display()))
+            };
+            sum.processes += 1;
+            sum.descriptors += fs::read_dir(place("fd")).context("descriptors of the daemon")?.count();
+            sum.mappings += read("maps")?.lines().count();
+            let rollup = read("smaps_rollup")?;
+            let private = rollup.lines().filter(|line| line.starts_with("Private_"));
+            sum.private_kib +=
+                private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
+        }
+        Ok(sum)
+    }
+
+    /// Waits until there are `count` workers, and tells how long that took.
+    ///
+    /// # Errors
+    /// `limit` has passed.
+    pub fn wait_for_workers(&self, count: usize, limit: Duration) -> Result<Duration> {
+        let begin = Instant::now();
+        loop {
+            let workers = self.workers();
+            if workers.len() == count {
+                return Ok(begin.elapsed());
+            }
+            if begin.elapsed() > limit {
+                bail!("workers {workers:?} after {limit:?}, expected {count}\n{}", self.report());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// All processes below `ancestor`.
+fn descendants(ancestor: u32) -> BTreeSet<u32> {
+    let mut children: Vec<(u32, u32)> = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // pid (comm) state ppid ..., where comm may hold anything but the last parenthesis.
+        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+        let mut fields = after.split_whitespace();
+        let state = fields.next().unwrap_or("Z");
+        if let Some(parent) = fields.next().and_then(|parent| parent.parse().ok())
+            && state != "Z"
+        {
+            children.push((parent, pid));
+        }
+    }
+    let mut found = BTreeSet::new();
+    let mut pending = vec![ancestor];
+    while let Some(parent) = pending.pop() {
+        for (_, pid) in children.iter().filter(|(of, _)| *of == parent) {
+            if found.insert(*pid) {
+                pending.push(*pid);
+            }
+        }
+    }
+    found
+}
+
+/// Name of the program that a process runs.
+fn name(pid: u32) -> String {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let first = command.split(|byte| *byte == 0).next().unwrap_or_default();
+    let first = String::from_utf8_lossy(first).into_owned();
+    first.rsplit('/').next().unwrap_or_default().to_owned()
+}
