@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
 use kfd_ipc::{Channel, IPC_FD};
+use kfd_sandbox::{Role, SandboxError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
@@ -36,6 +37,9 @@ pub enum DeviceError {
         /// Why not.
         error: io::Error,
     },
+    /// It cannot be confined.
+    #[error("device: {0}")]
+    Sandbox(#[from] SandboxError),
     /// The vhost-user machinery.
     #[error("device: {0}")]
     Daemon(DaemonError),
@@ -58,6 +62,9 @@ pub fn run(config: &str) -> Result<(), DeviceError> {
     let supervisor = Channel::from(take_inherited(IPC_FD).map_err(system("the supervisor's channel"))?);
     let socket = take_inherited(SOCKET_FD).map_err(system("the listening socket"))?;
     let mut listener = Listener::from(UnixListener::from(socket));
+    // Before there are other threads, which Landlock and the capability sets would not reach.
+    let sandbox = kfd_sandbox::enter(Role::Device)?;
+    tracing::debug!("device: {sandbox}");
 
     let backend = Arc::new(Mutex::new(None));
     let window = config.window;

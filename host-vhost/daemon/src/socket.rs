@@ -1,7 +1,7 @@
 //! The socket that the VMM connects to.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,9 @@ pub enum SocketError {
         /// Why not.
         error: io::Error,
     },
+    /// No thread to pass a connection on.
+    #[error("--fd: the connection cannot be passed on: {0}")]
+    Relay(io::Error),
     /// The descriptor cannot be used.
     #[error("--fd {number}: {error}")]
     Descriptor {
@@ -62,6 +65,7 @@ pub struct Socket {
     listener: UnixListener,
     path: Option<PathBuf>,
     connected: bool,
+    relay: Option<(UnixStream, UnixStream)>,
 }
 
 impl Socket {
@@ -92,7 +96,7 @@ impl Socket {
         unfinished.push(".new");
         let listener = UnixListener::bind(&unfinished).map_err(bind)?;
         std::fs::rename(&unfinished, path).map_err(bind)?;
-        Ok(Socket { listener, path: Some(path.into()), connected: false })
+        Ok(Socket { listener, path: Some(path.into()), connected: false, relay: None })
     }
 
     /// Uses a descriptor that this process was started with. A connected one is passed on through a socket of our
@@ -103,10 +107,19 @@ impl Socket {
         let listening = getsockopt(&descriptor, sockopt::AcceptConn).map_err(|error| wrong(error.into()))?;
         if listening {
             let listener = UnixListener::from(descriptor);
-            return Ok(Socket { listener, path: None, connected: false });
+            return Ok(Socket { listener, path: None, connected: false, relay: None });
         }
-        let listener = pass_on(descriptor).map_err(wrong)?;
-        Ok(Socket { listener, path: None, connected: true })
+        let (listener, ours) = listen_privately().map_err(wrong)?;
+        let relay = Some((UnixStream::from(descriptor), ours));
+        Ok(Socket { listener, path: None, connected: true, relay })
+    }
+
+    /// Begins to pass on what comes over a connected descriptor.
+    pub fn start_relay(&mut self) -> Result<(), SocketError> {
+        match self.relay.take() {
+            Some((vmm, ours)) => relay::start(vmm, ours).map_err(SocketError::Relay),
+            None => Ok(()),
+        }
     }
 
     /// Whether there will be no second connection.
@@ -131,17 +144,16 @@ impl Drop for Socket {
     }
 }
 
-/// A listening socket, on which a connection waits that is the same as `connected`.
-fn pass_on(connected: OwnedFd) -> io::Result<UnixListener> {
+/// A listening socket, and the other end of the only connection that waits on it.
+fn listen_privately() -> io::Result<(UnixListener, UnixStream)> {
     // Nobody else can connect: the directory is ours, and the name is gone before anything is accepted.
     let directory = nix::unistd::mkdtemp(&std::env::temp_dir().join("vhost-user-kfd-XXXXXX"))?;
     let path = directory.join("socket");
     let made = UnixListener::bind(&path).and_then(|listener| Ok((listener, UnixStream::connect(&path)?)));
     let removed = std::fs::remove_file(&path).and_then(|()| std::fs::remove_dir(&directory));
-    let (listener, ours) = made?;
+    let made = made?;
     removed?;
-    relay::start(UnixStream::from(connected), ours)?;
-    Ok(listener)
+    Ok(made)
 }
 
 #[cfg(test)]

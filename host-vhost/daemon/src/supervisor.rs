@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
 use kfd_ipc::worker::{FromWorker, ToWorker};
 use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
+use kfd_sandbox::Role;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -82,6 +83,9 @@ pub enum SupervisorError {
         /// Why not.
         error: io::Error,
     },
+    /// It cannot be confined.
+    #[error(transparent)]
+    Sandbox(#[from] kfd_sandbox::SandboxError),
     /// A channel failed.
     #[error(transparent)]
     Ipc(#[from] IpcError),
@@ -104,11 +108,15 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(system("signalfd"))?;
     // The socket first: what is wrong with it is found out without starting anything.
-    let socket = match (&args.socket, args.fd) {
+    let mut socket = match (&args.socket, args.fd) {
         (Some(path), _) => Socket::bind(path)?,
         (None, Some(number)) => Socket::inherit(number)?,
         (None, None) => return Err(SocketError::None.into()),
     };
+    // After the bind, since a socket may lie where only root's capabilities reach.
+    let sandbox = kfd_sandbox::enter(Role::Supervisor)?;
+    tracing::debug!("supervisor: {sandbox}");
+    socket.start_relay()?;
     let mut config = DeviceConfig {
         gpus: args.gpus.clone(),
         gpu_count: 0,

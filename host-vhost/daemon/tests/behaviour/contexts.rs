@@ -22,6 +22,7 @@ crate::tests![
     the_number_of_frames_is_bounded,
     contexts_come_and_go_without_a_trace,
     a_driver_without_blobs_gets_errors,
+    processes_are_confined,
 ];
 
 fn a_context_from_capset_to_answer() {
@@ -266,5 +267,22 @@ fn a_driver_without_blobs_gets_errors() {
         assert_eq!(kind(&vmm.command(&ctx_create(1, 8))), UNSPEC);
         assert_eq!(kind(&vmm.command(&simple(GET_CAPSET_INFO, 0, &[0, 0]))), OK_CAPSET_INFO);
         assert_eq!(daemon.workers().len(), 0);
+    }
+}
+
+fn processes_are_confined() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    for (who, pid) in [("supervisor", daemon.child.id()), ("device", daemon.device())] {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        // proc(5): mode 2 is a filter; all capability sets that give anything are empty.
+        assert_eq!(field("Seccomp:"), "2", "{who}");
+        assert_eq!(field("NoNewPrivs:"), "1", "{who}");
+        for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
+            assert_eq!(field(set), "0000000000000000", "{who} {set}");
+        }
     }
 }
