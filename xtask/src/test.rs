@@ -25,6 +25,9 @@ pub struct Options {
     /// Download nothing; tests that need packages which are not in the cache are skipped.
     #[arg(long)]
     offline: bool,
+    /// Use `cargo test` even where cargo-nextest is installed.
+    #[arg(long)]
+    cargo_test: bool,
     /// Arguments for the test runner: a filter, for example.
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -44,7 +47,7 @@ pub fn run(options: &Options) -> Result<i32> {
         tally.count(false);
     }
     let environment = environment(&workspace, &cache)?;
-    tally.add(if has_nextest(&workspace) {
+    tally.add(if !options.cargo_test && has_nextest(&workspace) {
         nextest(&workspace, &environment, &options.arguments)?
     } else {
         let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--all-targets"]);
