@@ -41,7 +41,7 @@ impl CProgram {
         let directory = tempfile::Builder::new().prefix("kfd-c-").tempdir().context("temporary directory")?;
         let program = directory.path().join("program");
         let mut command = Command::new("cc");
-        command.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
+        command.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-isystem"]);
         command.arg(root.join("usr/include")).arg("-o").arg(&program).arg(source);
         // Linked to the library's own file: the set's C library is newer than the compiler's.
         command.arg(root.join(LIBRARIES).join("libhsakmt.so.1"));
@@ -71,7 +71,7 @@ impl CProgram {
                 command.env("LD_LIBRARY_PATH", &own);
                 command.env("LD_PRELOAD", library).env(MODEL_VARIABLE, profile);
             }
-            Under::Loopback { thunk, socket } => {
+            Under::Loopback { thunk, socket, .. } => {
                 command.env("LD_LIBRARY_PATH", format!("{}:{}", thunk.display(), own.display()));
                 command.env(LOOPBACK_VARIABLE, socket);
             }

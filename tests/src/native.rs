@@ -41,6 +41,9 @@ pub enum Under<'a> {
     Loopback {
         /// Directory of our thunk.
         thunk: PathBuf,
+        /// The model's library, by which rocminfo finds the module amdgpu loaded, before it asks the thunk. It stands
+        /// under rocminfo without a GPU, so that every GPU that rocminfo lists came from the daemon.
+        library: PathBuf,
         /// The daemon's socket.
         socket: &'a Path,
     },
@@ -62,7 +65,7 @@ impl<'a> Under<'a> {
     pub fn loopback(artifacts: &Artifacts, socket: &'a Path) -> Result<Self> {
         let library = artifacts.thunk()?;
         let thunk = library.parent().context("the directory of the thunk")?.to_owned();
-        Ok(Self::Loopback { thunk, socket })
+        Ok(Self::Loopback { thunk, library: artifacts.program("libkfd_model_preload.so")?, socket })
     }
 
     /// A command that runs a program of `runtime`, or another program by its absolute path, with this under it.
@@ -77,9 +80,10 @@ impl<'a> Under<'a> {
                 command.env("LD_PRELOAD", library).env(MODEL_VARIABLE, profile);
                 command
             }
-            Self::Loopback { thunk, socket } => {
+            Self::Loopback { thunk, library, socket } => {
                 let mut command = runtime.clone().with_libraries(thunk).command(name)?;
                 command.env(LOOPBACK_VARIABLE, socket);
+                command.env("LD_PRELOAD", library).env(MODEL_VARIABLE, "none");
                 command
             }
         };

@@ -23,6 +23,18 @@ use crate::vhost::{Device, SESSION_EVENT};
 /// Descriptor of the listening socket in the device process.
 pub const SOCKET_FD: i32 = IPC_FD.wrapping_add(1);
 
+/// Exit status of a device process whose VMM never had a driver that could use the device.
+pub const UNUSABLE: u8 = 3;
+
+/// How a connection went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// A driver could use the device, or none came.
+    Well,
+    /// Drivers came, and none took the features that it takes.
+    Unusable,
+}
+
 /// Why the device process ends early.
 #[derive(Debug, Error)]
 pub enum DeviceError {
@@ -50,7 +62,7 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> DeviceError {
 }
 
 /// Runs the device process until the VMM disconnects.
-pub fn run(config: &str) -> Result<(), DeviceError> {
+pub fn run(config: &str) -> Result<Served, DeviceError> {
     let config: DeviceConfig = serde_json::from_str(config)?;
     crate::init_log(&config.log);
     // A panic in one thread would leave a device that hangs; the supervisor starts a new one.
@@ -87,7 +99,7 @@ pub fn run(config: &str) -> Result<(), DeviceError> {
         Ok(())
         | Err(DaemonError::HandleRequest(VhostUserError::Disconnected | VhostUserError::PartialMessage)) => {
             tracing::info!("the VMM has disconnected");
-            Ok(())
+            Ok(if device.was_unusable() { Served::Unusable } else { Served::Well })
         }
         Err(error) => Err(DeviceError::Daemon(error)),
     }

@@ -166,6 +166,16 @@ impl Memory {
         self.regions.iter().any(|region| region.identity.file == file)
     }
 
+    /// Whether the VMM's table has memory of this file that the device mapped into the guest itself.
+    pub fn has_own(&self, file: FileId) -> bool {
+        self.own.iter().any(|identity| identity.file == file)
+    }
+
+    /// Whether the VMM's table has anything that the device mapped into the guest itself.
+    pub fn has_any_own(&self) -> bool {
+        !self.own.is_empty()
+    }
+
     /// The region that holds this address.
     fn find(&self, address: u64) -> Option<&Region> {
         // The table is in the order of the addresses.

@@ -2,7 +2,7 @@
 //! workers when the device asks for them, and ends them. It reads nothing that a guest wrote.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -22,8 +22,10 @@ use thiserror::Error;
 use crate::budget::WORKER_START;
 use crate::cli::{Args, Kfd};
 use crate::config::DeviceConfig;
+use crate::device::UNUSABLE;
 use crate::socket::{Socket, SocketError};
 use crate::spawn::spawn;
+use crate::vhost::NEEDS;
 use crate::workers::{WorkerProgram, Workers, beside, describe};
 
 /// Environment variable by which a worker's model library learns the profile.
@@ -40,6 +42,9 @@ const LONG_LIFE: Duration = Duration::from_secs(10);
 
 /// How long a device process may live after it has closed its channel.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a line of the model's library begins.
+const MODEL_SAYS: &str = "kfd-model: ";
 
 /// Worker number of the probe; the device counts from 1.
 const PROBE: u64 = 0;
@@ -72,6 +77,9 @@ pub enum SupervisorError {
     /// Nothing matches `--gpu`.
     #[error("--gpu {0}: no GPU of this host matches")]
     NoGpu(String),
+    /// The only VMM could not use the device.
+    #[error("this VMM cannot use the device: {NEEDS}")]
+    Unusable,
     /// The device process failed.
     #[error("the device process {0}")]
     Device(String),
@@ -127,9 +135,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
         log: args.log.clone(),
     };
     let mut workers = Workers::new(program, args.max_contexts as usize);
-    let probed = probe(&mut workers, &config);
-    workers.end_all();
-    config.gpu_count = probed?;
+    config.gpu_count = probe(&mut workers, &config)?;
     match config.gpu_count {
         0 if !config.gpus.is_empty() => return Err(SupervisorError::NoGpu(config.gpus.join(", "))),
         0 => tracing::warn!("this host has no GPU that KFD drives: the VM gets none"),
@@ -169,8 +175,33 @@ fn worker_program(args: &Args) -> Result<WorkerProgram, SupervisorError> {
 /// Starts one worker and ends it again, so that what is wrong with KFD or the selection of GPUs is said now.
 /// Returns the number of GPUs.
 fn probe(workers: &mut Workers, config: &DeviceConfig) -> Result<u32, SupervisorError> {
-    let (_, channel) = workers.start(PROBE).map_err(SupervisorError::Probe)?;
-    channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), None)?;
+    let (channel, stderr) = workers.start_heard(PROBE).map_err(SupervisorError::Probe)?;
+    let answer = ask(workers, &channel, config);
+    workers.end_all();
+    let mut said = String::new();
+    if let Some(mut stderr) = stderr {
+        // What cannot be read is only a log.
+        let _ = stderr.read_to_string(&mut said);
+    }
+    // Without its model a worker finds no /dev/kfd. That would be told as well, and would be the wrong sentence.
+    let complaint = said.lines().find_map(|line| line.strip_prefix(MODEL_SAYS));
+    match (answer, complaint) {
+        (Err(_), Some(complaint)) => Err(SupervisorError::Probe(format!("--kfd model: {complaint}"))),
+        (answer, _) => {
+            // To where it would have gone.
+            let _ = io::stderr().write_all(said.as_bytes());
+            answer
+        }
+    }
+}
+
+/// Waits until the worker is ready. Returns the number of GPUs that it has found.
+fn ask(workers: &mut Workers, channel: &Channel, config: &DeviceConfig) -> Result<u32, SupervisorError> {
+    match channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), None) {
+        // It has ended already; how is found out below.
+        Ok(()) | Err(IpcError::Closed) => {}
+        Err(error) => return Err(error.into()),
+    }
     let deadline = PollTimeout::try_from(WORKER_START).unwrap_or(PollTimeout::MAX);
     let mut waiting = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let ready = loop {
@@ -241,6 +272,13 @@ impl Supervisor {
                     crashes = 0;
                     if once {
                         return Ok(());
+                    }
+                }
+                // No fault of the device's, and said in the log by now.
+                Ended::Device(status) if status.code() == Some(UNUSABLE.into()) => {
+                    crashes = 0;
+                    if once {
+                        return Err(SupervisorError::Unusable);
                     }
                 }
                 Ended::Device(status) => {

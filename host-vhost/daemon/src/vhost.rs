@@ -42,7 +42,7 @@ const COMMANDS_PER_TURN: usize = 64;
 const CONFIG_SPACE: usize = 256;
 
 /// What QEMU offers a guest less than this cannot use.
-const NEEDS: &str = "the guest's driver must take VIRTIO_GPU_F_VIRGL, RESOURCE_BLOB and CONTEXT_INIT; QEMU offers them from \
+pub const NEEDS: &str = "the guest's driver must take VIRTIO_GPU_F_VIRGL, RESOURCE_BLOB and CONTEXT_INIT; QEMU offers them from \
                      version 11.1 with -device vhost-user-test-device-pci,virtio-id=16,num_vqs=2,config_size=20, not with \
                      vhost-user-gpu-pci";
 
@@ -57,6 +57,8 @@ pub struct Device {
 struct State {
     session: Session,
     control: Option<VringRwLock>,
+    /// Whether any driver of this connection took the features that contexts need; none while no driver was there.
+    usable: Option<bool>,
 }
 
 impl std::fmt::Debug for Device {
@@ -76,7 +78,7 @@ enum Next {
 impl Device {
     /// A device around a session that shares `backend` with it.
     pub fn new(session: Session, backend: SharedBackend, window: u64) -> Self {
-        let state = State { session, control: None };
+        let state = State { session, control: None, usable: None };
         Device { state: Mutex::new(state), changed: Condvar::new(), backend, window }
     }
 
@@ -87,6 +89,11 @@ impl Device {
     /// The descriptor to be registered under [`SESSION_EVENT`].
     pub fn session_descriptor(&self) -> RawFd {
         self.lock().session.descriptor().as_raw_fd()
+    }
+
+    /// Whether drivers came and none of them could use the device.
+    pub fn was_unusable(&self) -> bool {
+        self.lock().usable == Some(false)
     }
 
     /// Serves the control queue until it is empty.
@@ -105,6 +112,7 @@ impl Device {
                 match next_chain(vring, ram.clone(), &mut state.session) {
                     Next::Chain(chain, head) => {
                         idle = false;
+                        state.session.start();
                         take_command(&mut state, vring, &ram, chain, head);
                     }
                     Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
@@ -276,8 +284,10 @@ impl VhostUserBackend for Device {
     fn acked_features(&self, features: u64) {
         let mut state = self.lock();
         state.session.set_features(features);
+        let enough = features & command::FEATURES == command::FEATURES;
+        state.usable = Some(enough || state.usable == Some(true));
         // Firmware drives the device for its boot screen and takes nothing of this, so it is no error yet.
-        if features & command::FEATURES != command::FEATURES {
+        if !enough {
             tracing::warn!("features {features:#x}: no context can be made: {NEEDS}");
         } else if !state.session.has_window() {
             tracing::warn!(

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
 use kfd_ipc::Channel;
 use nix::sys::signal::Signal;
@@ -43,6 +43,17 @@ impl Workers {
 
     /// Starts one. Returns its process id and the channel to it.
     pub fn start(&mut self, worker: u64) -> Result<(i32, Channel), String> {
+        self.start_with(worker, Stdio::inherit())
+    }
+
+    /// Starts one whose standard error is read by this process. Returns the channel to it and that.
+    pub fn start_heard(&mut self, worker: u64) -> Result<(Channel, Option<ChildStderr>), String> {
+        let (_, channel) = self.start_with(worker, Stdio::piped())?;
+        let stderr = self.running.get_mut(&worker).and_then(|child| child.stderr.take());
+        Ok((channel, stderr))
+    }
+
+    fn start_with(&mut self, worker: u64, stderr: Stdio) -> Result<(i32, Channel), String> {
         if self.running.len() >= self.most {
             return Err(format!("{} workers run, no more are allowed", self.running.len()));
         }
@@ -51,7 +62,7 @@ impl Workers {
         }
         let (ours, theirs) = Channel::pair().map_err(|error| error.to_string())?;
         let mut command = Command::new(&self.program.path);
-        command.arg0("kfd-worker").env_clear();
+        command.arg0("kfd-worker").env_clear().stderr(stderr);
         command.envs(self.program.environment.iter().map(|(name, value)| (name, value)));
         let child = spawn(command, &[theirs.as_fd()])
             .map_err(|error| format!("{} cannot be started: {error}", self.program.path.display()))?;

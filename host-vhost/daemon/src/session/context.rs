@@ -340,6 +340,9 @@ impl Session {
                 return;
             }
         };
+        if self.memory.has_any_own() {
+            self.window.set_come_back();
+        }
         if !change.added.is_empty() || !change.removed.is_empty() {
             tracing::debug!(
                 "guest memory: {} regions new, {} gone, {} in all",
@@ -367,6 +370,13 @@ impl Session {
             for region in &change.added {
                 self.tell_worker(worker, Some(add_region(region)));
             }
+        }
+    }
+
+    /// The control queue runs, after a stop or for the first time.
+    pub fn start(&mut self) {
+        if std::mem::take(&mut self.stopped) {
+            self.clear_window();
         }
     }
 
@@ -400,7 +410,8 @@ impl Session {
         self.contexts.clear();
         self.resources.clear();
         self.guest_bytes = 0;
-        self.unmap_all();
+        self.leave_window();
+        self.stopped = true;
         if !self.workers.is_empty() {
             tracing::warn!("{} workers are not gone after the stop", self.workers.len());
         }

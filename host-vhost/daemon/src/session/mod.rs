@@ -118,6 +118,7 @@ pub struct Session {
     epoll: OwnedFd,
     timer: OwnedFd,
     timer_set: bool,
+    stopped: bool,
     buffer: Vec<u8>,
 }
 
@@ -152,6 +153,7 @@ impl Session {
             epoll,
             timer,
             timer_set: false,
+            stopped: false,
             buffer: vec![0; MAX_MESSAGE_BYTES],
         };
         session.watch(session.mapper.descriptor(), EVENT_MAPPER)?;

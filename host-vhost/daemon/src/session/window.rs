@@ -37,6 +37,8 @@ struct Running {
 struct Slot {
     len: u64,
     file: FileId,
+    /// The VMM has said that it is mapped.
+    done: bool,
 }
 
 /// The window.
@@ -45,6 +47,10 @@ pub struct Window {
     size: u64,
     enabled: bool,
     slots: BTreeMap<u64, Slot>,
+    /// Maps from before a stop.
+    stale: BTreeMap<u64, Slot>,
+    /// Maps of this VMM come back as memory regions.
+    come_back: bool,
     jobs: HashMap<u64, Running>,
     last_job: u64,
 }
@@ -52,7 +58,15 @@ pub struct Window {
 impl Window {
     /// A window of this many bytes, not known to the VMM yet.
     pub fn new(size: u64) -> Self {
-        Window { size, enabled: false, slots: BTreeMap::new(), jobs: HashMap::new(), last_job: 0 }
+        Window {
+            size,
+            enabled: false,
+            slots: BTreeMap::new(),
+            stale: BTreeMap::new(),
+            come_back: false,
+            jobs: HashMap::new(),
+            last_job: 0,
+        }
     }
 
     /// The VMM knows it.
@@ -67,7 +81,13 @@ impl Window {
 
     /// Whether memory of this file is mapped, or is about to be mapped or unmapped.
     pub fn has_file(&self, file: FileId) -> bool {
-        self.slots.values().any(|slot| slot.file == file) || self.jobs.values().any(|job| job.file == file)
+        let in_slot = |slots: &BTreeMap<u64, Slot>| slots.values().any(|slot| slot.file == file);
+        in_slot(&self.slots) || in_slot(&self.stale) || self.jobs.values().any(|job| job.file == file)
+    }
+
+    /// A map has come back as a memory region.
+    pub fn set_come_back(&mut self) {
+        self.come_back = true;
     }
 
     /// Whether `len` bytes at `offset` are in the window and free.
@@ -119,7 +139,7 @@ impl Session {
             host.busy = true;
             host.mapped_at = Some(offset);
         }
-        self.window.slots.insert(offset, Slot { len, file: memory.id });
+        self.window.slots.insert(offset, Slot { len, file: memory.id, done: false });
         let job = self.window.start(Doing::Map { resource, token }, offset, memory.id);
         let job = Job::Map { job, file: memory.file, file_offset: memory.offset, offset, len };
         self.submit_job(job);
@@ -152,6 +172,9 @@ impl Session {
         let Some(Running { doing, offset, .. }) = self.window.jobs.remove(&outcome.job) else { return };
         match doing {
             Doing::Map { resource, token } => {
+                if let (Ok(()), Some(slot)) = (&outcome.result, self.window.slots.get_mut(&offset)) {
+                    slot.done = true;
+                }
                 let response = match outcome.result {
                     Ok(()) => match self.host_blob(resource).and_then(|host| host.memory.as_ref()) {
                         Some(memory) => Response::MapInfo(map_info(memory.caching)),
@@ -200,15 +223,37 @@ impl Session {
         }
     }
 
-    /// The device was stopped: the window is empty. QEMU has dropped its maps by itself then, crosvm has not.
-    pub(super) fn unmap_all(&mut self) {
+    /// The device was stopped, and nothing in the window has a meaning any more.
+    ///
+    /// QEMU drops its maps when the device is reset and keeps them when the VM is paused, and does not say which it
+    /// was. It must not be asked to unmap now: it has taken its device apart and follows a null pointer (11.1:
+    /// `vhost_dev_stop` clears `vdev`, `vhost_user_backend_handle_shmem_unmap` uses it). What is left of its maps is
+    /// seen at the next start, since they come back as regions. crosvm keeps its maps, which do not come back.
+    pub(super) fn leave_window(&mut self) {
         for running in self.window.jobs.values_mut() {
             running.doing = Doing::Forgotten;
         }
-        for (offset, Slot { len, file }) in std::mem::take(&mut self.window.slots) {
-            let job = self.window.start(Doing::Forgotten, offset, file);
-            self.submit_job(Job::Unmap { job, offset, len });
+        for (offset, slot) in std::mem::take(&mut self.window.slots) {
+            if slot.done && !self.window.come_back {
+                self.unmap_forgotten(offset, &slot);
+            } else {
+                self.window.stale.insert(offset, slot);
+            }
         }
+    }
+
+    /// The device runs again: of the maps from before, those go that the VMM still has.
+    pub(super) fn clear_window(&mut self) {
+        for (offset, slot) in std::mem::take(&mut self.window.stale) {
+            if self.memory.has_own(slot.file) {
+                self.unmap_forgotten(offset, &slot);
+            }
+        }
+    }
+
+    fn unmap_forgotten(&mut self, offset: u64, slot: &Slot) {
+        let job = self.window.start(Doing::Forgotten, offset, slot.file);
+        self.submit_job(Job::Unmap { job, offset, len: slot.len });
     }
 }
 
@@ -229,7 +274,7 @@ mod tests {
     fn maps_stay_in_the_window_and_apart() {
         let file = FileId::of(&tempfile::tempfile().unwrap()).unwrap();
         let mut window = Window::new(16 * PAGE);
-        window.slots.insert(4 * PAGE, Slot { len: 4 * PAGE, file });
+        window.slots.insert(4 * PAGE, Slot { len: 4 * PAGE, file, done: true });
         for (offset, len) in [(0, 4), (8, 8), (2, 2), (15, 1)] {
             assert_eq!(window.check(offset * PAGE, len * PAGE), Ok(()), "{offset} {len}");
         }

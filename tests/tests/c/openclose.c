@@ -1,0 +1,89 @@
+// Open and close (case C38): states, many rounds, many threads; nothing is left behind.
+#include "kmt.h"
+
+#include <dirent.h>
+#include <pthread.h>
+
+static long fds(void) {
+    long count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    while (directory && readdir(directory))
+        count++;
+    if (directory)
+        closedir(directory);
+    return count;
+}
+
+static long status_field(const char *name) {
+    char line[256];
+    long value = -1;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, name, strlen(name)))
+            value = atol(line + strlen(name) + 1);
+    if (file)
+        fclose(file);
+    return value;
+}
+
+static void *rounds(void *failed) {
+    for (int round = 0; round < 20; round++) {
+        HSAKMT_STATUS opened = hsaKmtOpenKFD();
+        HsaVersionInfo version;
+        if (opened != HSAKMT_STATUS_SUCCESS && opened != HSAKMT_STATUS_KERNEL_ALREADY_OPENED)
+            ++*(int *)failed;
+        if (hsaKmtGetVersion(&version) != HSAKMT_STATUS_SUCCESS)
+            ++*(int *)failed;
+        if (hsaKmtCloseKFD() != HSAKMT_STATUS_SUCCESS)
+            ++*(int *)failed;
+    }
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    int many = count > 1 ? atoi(arguments[1]) : 100;
+    HsaVersionInfo version;
+    say("close before the first open", hsaKmtCloseKFD());
+    say("version before the first open", hsaKmtGetVersion(&version));
+    say("open", hsaKmtOpenKFD());
+    say("open again", hsaKmtOpenKFD());
+    say("version", hsaKmtGetVersion(&version));
+    printf("interface %u.%u\n", version.KernelInterfaceMajorVersion, version.KernelInterfaceMinorVersion);
+    say("close", hsaKmtCloseKFD());
+    say("version after one of two closes", hsaKmtGetVersion(&version));
+    say("close again", hsaKmtCloseKFD());
+    say("close once too often", hsaKmtCloseKFD());
+
+    long size = 0, descriptors = 0, threads = 0;
+    int failed = 0;
+    for (int round = 0; round < many; round++) {
+        if (round == 10) { // what is loaded once is loaded now
+            size = status_field("VmSize");
+            descriptors = fds();
+            threads = status_field("Threads");
+        }
+        HsaSystemProperties system;
+        failed += hsaKmtOpenKFD() != HSAKMT_STATUS_SUCCESS;
+        failed += hsaKmtAcquireSystemProperties(&system) != HSAKMT_STATUS_SUCCESS;
+        failed += hsaKmtReleaseSystemProperties() != HSAKMT_STATUS_SUCCESS;
+        failed += hsaKmtCloseKFD() != HSAKMT_STATUS_SUCCESS;
+    }
+    printf("rounds: %d failed calls\n", failed);
+    printf("descriptors grew by %ld\n", fds() - descriptors);
+    printf("threads grew by %ld\n", status_field("Threads") - threads);
+    long grown = status_field("VmSize") - size;
+    printf("address space grew by %s\n", grown < 16 * 1024 ? "little" : "much");
+
+    pthread_t pool[8];
+    int each[8] = {0}, all = 0;
+    for (int number = 0; number < 8; number++)
+        if (pthread_create(&pool[number], NULL, rounds, &each[number]))
+            return 2;
+    for (int number = 0; number < 8; number++) {
+        pthread_join(pool[number], NULL);
+        all += each[number];
+    }
+    printf("8 threads: %d failed calls\n", all);
+    say("close at the end", hsaKmtCloseKFD());
+    return 0;
+}
