@@ -216,7 +216,7 @@ fn calls_batches_and_topology_go_through() {
 #[test]
 fn eight_threads_make_a_thousand_calls_each_in_scattered_memory() {
     let Some(daemon) = Daemon::start() else { return };
-    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 5 << 30, scatter: true });
+    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 5 << 30, scatter: true, ..Default::default() });
     let client = client(&vm);
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -263,7 +263,7 @@ fn contexts_of_a_vm_are_apart() {
 #[test]
 fn guest_memory_is_given_to_the_gpu_and_comes_back_zeroed() {
     let Some(daemon) = Daemon::start() else { return };
-    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 1 << 30, scatter: true });
+    let vm = daemon.vm_with(LoopbackOptions { ram_bytes: 1 << 30, scatter: true, ..Default::default() });
     let client = client(&vm);
     let gpu = gpu(&client);
     for _ in 0..3 {
@@ -304,6 +304,7 @@ fn host_memory_is_the_same_in_every_view_and_leaves_nothing_in_the_window() {
     let client = client(&vm);
     let gpu = gpu(&client);
     let size = 16 * PAGE;
+    let window = vm.window().expect("the daemon has a window");
     for round in 0..20 {
         let request = AllocMemoryRequest {
             va: GuestVa(VA),
@@ -320,12 +321,62 @@ fn host_memory_is_the_same_in_every_view_and_leaves_nothing_in_the_window() {
             one.word(page).store(round + 40, Ordering::SeqCst);
             assert_eq!(other.word(page).load(Ordering::SeqCst), round + 40);
         }
+        assert!(window.maps() > 0);
         drop((one, other, blob));
+        assert_eq!(window.maps(), 0, "round {round}");
         client.call::<FreeMemory>(&BufferRequest { handle: made.handle }, &[], 0).unwrap();
     }
     let error = client.host_memory(virtio_kfd_protocol::Handle::new(5, 77), PAGE).map(drop).unwrap_err();
     assert!(matches!(error, ClientError::Transport(_)), "{error}");
     nop(&client).unwrap();
+}
+
+/// QEMU 11.1 aborts with 512 memory regions, and each map is one.
+#[test]
+fn more_maps_than_a_vmm_bears_are_refused_and_the_rest_goes_on() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let gpu = gpu(&client);
+    let mut kept = Vec::new();
+    let mut refused = 0;
+    for number in 0..600 {
+        let request = AllocMemoryRequest {
+            va: GuestVa(VA + number * PAGE),
+            size: PAGE,
+            gpu_id: gpu,
+            flags: VRAM | PUBLIC | WRITABLE,
+            ..Default::default()
+        };
+        let (made, _) = client.call::<AllocMemory>(&request, &[], 0).unwrap();
+        match client.host_memory(made.handle, PAGE) {
+            Ok(blob) => kept.push(blob),
+            Err(error) => {
+                assert!(matches!(error, ClientError::Transport(_)), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    let most = vm.window().unwrap().most_maps();
+    assert!(most < 500 && most > 100, "{most} maps at once");
+    assert_eq!(kept.len() + refused, 600);
+    let first = View::of(&*kept[0]);
+    first.word(0).store(1, Ordering::SeqCst);
+    drop((first, kept));
+    assert_eq!(vm.window().unwrap().maps(), 0);
+    nop(&client).unwrap();
+}
+
+#[test]
+fn a_daemon_that_serves_another_vm_is_an_error_and_no_hang() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let options = LoopbackOptions { patience: Duration::from_millis(300), ..Default::default() };
+    let error = LoopbackVm::connect_with(&daemon.socket(), &options).map(drop).unwrap_err().to_string();
+    assert!(error.contains("another VM"), "{error}");
+    nop(&client(&vm)).unwrap();
+    drop(vm);
+    nop(&client(&daemon.vm())).unwrap();
 }
 
 #[test]

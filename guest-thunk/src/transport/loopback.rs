@@ -53,11 +53,20 @@ pub struct LoopbackOptions {
     pub ram_bytes: u64,
     /// Whether no two pages that are taken together are neighbours.
     pub scatter: bool,
+    /// Whether maps in the window are told to the device as memory regions, as QEMU does.
+    pub announce_maps: bool,
+    /// How long the device may take to answer the vhost-user messages that set it up.
+    pub patience: Duration,
 }
 
 impl Default for LoopbackOptions {
     fn default() -> Self {
-        LoopbackOptions { ram_bytes: DEFAULT_RAM, scatter: false }
+        LoopbackOptions {
+            ram_bytes: DEFAULT_RAM,
+            scatter: false,
+            announce_maps: true,
+            patience: Duration::from_secs(30),
+        }
     }
 }
 

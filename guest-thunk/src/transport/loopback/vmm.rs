@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -95,8 +97,23 @@ impl Vm {
     fn connect_quietly(path: &Path, options: &LoopbackOptions) -> Result<Vm> {
         let no = |what: String| TransportError::NoDevice(format!("{}: {what}", path.display()));
         let socket = UnixStream::connect(path).map_err(|error| no(format!("connect: {error}")))?;
+        let watch = Watch::start(&socket, options.patience)?;
+        let result = Vm::set_up(path, socket, options);
+        if watch.end() {
+            let patience = options.patience;
+            return Err(no(format!("no answer to vhost-user in {patience:?}: is it serving another VM?")));
+        }
+        result
+    }
+
+    fn set_up(path: &Path, socket: UnixStream, options: &LoopbackOptions) -> Result<Vm> {
+        let no = |what: String| TransportError::NoDevice(format!("{}: {what}", path.display()));
         let copy = socket.try_clone().map_err(|error| no(format!("dup: {error}")))?;
         let channel = [socket.as_raw_fd(), copy.as_raw_fd()];
+        // A device that serves another VM accepts no more connections, and the kernel does not say so.
+        socket
+            .set_read_timeout(Some(options.patience))
+            .map_err(|error| no(format!("setsockopt: {error}")))?;
         let mut frontend = Frontend::from_stream(copy, QUEUES as u64);
 
         frontend.set_owner().map_err(failed("SET_OWNER"))?;
@@ -144,6 +161,9 @@ impl Vm {
         let mut threads = Vec::new();
         let (mut window, mut requests) = (None, None);
         if let Some(host) = host {
+            if options.announce_maps && protocol.contains(Protocol::CONFIGURE_MEM_SLOTS) {
+                host.window.announce_maps(frontend.clone());
+            }
             (window, requests) = (Some(host.window), Some(host.requests));
             threads.push(spawn("kfd-loop-shm", move || serve(host.server))?);
         }
@@ -202,7 +222,36 @@ impl Drop for Vm {
     }
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+/// Shuts a socket down unless it is ended in time. A device that serves another VM accepts no more connections, which
+/// the kernel does not tell, and the vhost crate waits for ever.
+struct Watch {
+    end: mpsc::Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl Watch {
+    fn start(socket: &UnixStream, patience: Duration) -> Result<Watch> {
+        let socket = socket.try_clone().map_err(|error| system("dup", "the device's socket", error))?;
+        let (end, ended) = mpsc::channel();
+        let thread = spawn("kfd-loop-watch", move || {
+            let late = ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+            if late {
+                // Whoever waits for the device gets an error then; if this fails, it waits on.
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+            }
+            late
+        })?;
+        Ok(Watch { end, thread })
+    }
+
+    /// Whether it was too late.
+    fn end(self) -> bool {
+        drop(self.end);
+        self.thread.join().unwrap_or(false)
+    }
+}
+
+fn spawn<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(run)

@@ -6,10 +6,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
-use vhost::vhost_user::{HandlerResult, VhostUserFrontendReqHandler};
+use vhost::vhost_user::{Frontend, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandler};
 use virtio_kfd_protocol::GuestVa;
 
 use super::extents::Extents;
@@ -19,6 +21,9 @@ use crate::transport::Result;
 
 /// `VIRTIO_GPU_SHM_ID_HOST_VISIBLE`
 pub(super) const SHM_ID: u8 = 1;
+
+/// Guest-physical address of the window: far above any memory of the guest.
+const WINDOW_START: u64 = 1 << 40;
 
 /// Memory of the device that is mapped in the window.
 #[derive(Clone)]
@@ -37,6 +42,10 @@ pub struct Window {
     free: Mutex<Extents>,
     /// What the device has mapped, by offset.
     shown: Mutex<BTreeMap<u64, Shown>>,
+    /// Most maps that there were at once.
+    most: AtomicUsize,
+    /// Set when maps are told to the device as memory regions, which QEMU does.
+    announce: OnceLock<Frontend>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,7 +75,16 @@ impl Window {
             size,
             free: Mutex::new(free),
             shown: Mutex::new(BTreeMap::new()),
+            most: AtomicUsize::new(0),
+            announce: OnceLock::new(),
         })
+    }
+
+    /// From now on, tells the device of each map as QEMU does: as a region of guest memory, on the main channel, before
+    /// the map is answered.
+    pub(super) fn announce_maps(&self, frontend: Frontend) {
+        // Only set once, while the VM is set up.
+        let _ = self.announce.set(frontend);
     }
 
     /// Bytes.
@@ -77,6 +95,11 @@ impl Window {
     /// Maps that the device has in the window now.
     pub fn maps(&self) -> usize {
         lock(&self.shown).len()
+    }
+
+    /// Most maps that the device ever had in the window at once.
+    pub fn most_maps(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
     }
 
     /// Takes a place in the window for a blob.
@@ -128,6 +151,16 @@ impl Window {
         GuestVa((self.base as u64).saturating_add(offset))
     }
 
+    fn region(&self, offset: u64, shown: &Shown) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: WINDOW_START.saturating_add(offset),
+            memory_size: shown.length,
+            userspace_addr: self.address(offset).0,
+            mmap_offset: shown.file_offset,
+            mmap_handle: shown.file.as_raw_fd(),
+        }
+    }
+
     /// Puts the empty window back over a range.
     fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
         let address = usize::try_from(self.address(offset).0).map_err(|_| error(libc::EINVAL))?;
@@ -162,15 +195,25 @@ impl VhostUserFrontendReqHandler for Window {
         let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         map_file(&file, file_offset, self.address(offset), length, protection)
             .map_err(|error| io::Error::other(error.to_string()))?;
-        shown.insert(offset, Shown { length, file: Arc::new(file), file_offset, writable });
+        let one = Shown { length, file: Arc::new(file), file_offset, writable };
+        let region = self.region(offset, &one);
+        shown.insert(offset, one);
+        self.most.fetch_max(shown.len(), Ordering::Relaxed);
+        if let Some(frontend) = self.announce.get() {
+            let told = frontend.clone().add_mem_region(&region);
+            told.map_err(|error| io::Error::other(format!("ADD_MEM_REG: {error}")))?;
+        }
         Ok(0)
     }
 
     fn shmem_unmap(&self, request: &VhostUserMMap) -> HandlerResult<u64> {
         let (offset, length) = self.range(request)?;
         let mut shown = lock(&self.shown);
-        if shown.get(&offset).is_none_or(|shown| shown.length != length) {
-            return Err(error(libc::EINVAL));
+        let one =
+            shown.get(&offset).filter(|shown| shown.length == length).ok_or_else(|| error(libc::EINVAL))?;
+        if let Some(frontend) = self.announce.get() {
+            let told = frontend.clone().remove_mem_region(&self.region(offset, one));
+            told.map_err(|error| io::Error::other(format!("REM_MEM_REG: {error}")))?;
         }
         self.clear(offset, length)?;
         shown.remove(&offset);
