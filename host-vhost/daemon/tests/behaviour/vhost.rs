@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::Ordering;
 
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
@@ -18,8 +19,10 @@ crate::tests![
     a_table_that_comes_again_keeps_everything,
     memory_that_is_added_and_taken_away,
     memory_under_a_blob_that_is_taken_away_ends_the_context,
-    a_stop_gives_everything_back,
-    a_reset_gives_everything_back,
+    a_pause_gives_everything_back,
+    a_reset_of_the_guest_gives_everything_back,
+    a_vmm_that_keeps_its_maps_is_told_to_unmap,
+    a_reset_message_gives_everything_back,
     a_ring_starts_from_its_base,
     after_a_disconnect_the_next_one_starts_anew,
     many_connections_leave_nothing_behind,
@@ -110,9 +113,9 @@ fn memory_under_a_blob_that_is_taken_away_ends_the_context() {
     assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[5, 0]))), OK);
 }
 
-/// A device with contexts, maps and frames in flight.
-fn busy(daemon: &Daemon) -> (Vmm, [u16; 2]) {
-    let mut vmm = Vmm::connect(daemon);
+/// A device with contexts, a map and frames in flight.
+fn busy(daemon: &Daemon, setup: Setup) -> (Vmm, [u16; 2]) {
+    let mut vmm = Vmm::set_up(daemon.connect(), setup);
     open_context(&mut vmm, 1);
     open_context(&mut vmm, 2);
     assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
@@ -126,39 +129,73 @@ fn busy(daemon: &Daemon) -> (Vmm, [u16; 2]) {
     (vmm, waiting)
 }
 
-/// Everything is gone, and a new start finds an empty device.
-fn is_empty(daemon: &Daemon, vmm: &mut Vmm, waiting: [u16; 2]) {
+/// Everything has come back and is gone.
+fn check_stopped(daemon: &Daemon, vmm: &mut Vmm, waiting: [u16; 2]) {
     assert_eq!(daemon.workers().len(), 0);
     let mut back: Vec<u16> = std::iter::from_fn(|| vmm.try_response().map(|(head, _)| head)).collect();
     back.sort_unstable();
     assert_eq!(back, waiting, "what was in flight came back before the answer");
     assert_eq!(statuses(vmm, answers(2) + 0x1000), [Status::WORKER_LOST]);
-    wait_for("the unmap", || vmm.maps.live.lock().unwrap().is_empty());
-    vmm.start(Setup::default());
+}
+
+/// A new start finds an empty device, and a free window.
+fn check_start(vmm: &mut Vmm, setup: Setup) {
+    vmm.start(setup);
     assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 1))), BAD_CONTEXT);
     assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[60, 0]))), BAD_RESOURCE);
     open_context(vmm, 1);
     check_context(vmm, 1);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
+    assert_eq!(vmm.maps.live.lock().unwrap().len(), 1);
+    assert_eq!(vmm.maps.refused.load(Ordering::SeqCst), 0);
 }
 
-fn a_stop_gives_everything_back() {
-    let daemon = Daemon::start(&[]);
-    let (mut vmm, waiting) = busy(&daemon);
-    // As QEMU stops a device, for a reset of the guest as well as for a pause.
+/// As QEMU stops a device, for a reset of the guest as well as for a pause.
+fn stop(vmm: &mut Vmm) {
     for queue in 0..2 {
         vmm.frontend.set_vring_enable(queue, false).unwrap();
     }
     for queue in 0..2 {
         vmm.frontend.get_vring_base(queue).unwrap();
     }
-    is_empty(&daemon, &mut vmm, waiting);
 }
 
-fn a_reset_gives_everything_back() {
+fn a_pause_gives_everything_back() {
     let daemon = Daemon::start(&[]);
-    let (mut vmm, waiting) = busy(&daemon);
+    let (mut vmm, waiting) = busy(&daemon, Setup::default());
+    stop(&mut vmm);
+    check_stopped(&daemon, &mut vmm, waiting);
+    // A stopped QEMU cannot be asked for anything.
+    assert_eq!(vmm.maps.live.lock().unwrap().len(), 1);
+    check_start(&mut vmm, Setup::default());
+}
+
+fn a_reset_of_the_guest_gives_everything_back() {
+    let daemon = Daemon::start(&[]);
+    let (mut vmm, waiting) = busy(&daemon, Setup::default());
+    stop(&mut vmm);
+    check_stopped(&daemon, &mut vmm, waiting);
+    vmm.drop_maps();
+    check_start(&mut vmm, Setup::default());
+}
+
+fn a_vmm_that_keeps_its_maps_is_told_to_unmap() {
+    let daemon = Daemon::start(&[]);
+    let setup = Setup { come_back: false, ..Setup::default() };
+    let (mut vmm, waiting) = busy(&daemon, setup);
+    stop(&mut vmm);
+    check_stopped(&daemon, &mut vmm, waiting);
+    wait_for("the unmap", || vmm.maps.live.lock().unwrap().is_empty());
+    check_start(&mut vmm, setup);
+}
+
+fn a_reset_message_gives_everything_back() {
+    let daemon = Daemon::start(&[]);
+    let (mut vmm, waiting) = busy(&daemon, Setup::default());
     vmm.frontend.reset_device().unwrap();
-    is_empty(&daemon, &mut vmm, waiting);
+    check_stopped(&daemon, &mut vmm, waiting);
+    check_start(&mut vmm, Setup::default());
 }
 
 fn a_ring_starts_from_its_base() {
@@ -183,7 +220,7 @@ fn a_ring_starts_from_its_base() {
 
 fn after_a_disconnect_the_next_one_starts_anew() {
     let mut daemon = Daemon::start(&[]);
-    let (vmm, _) = busy(&daemon);
+    let (vmm, _) = busy(&daemon, Setup::default());
     let device = daemon.device();
     // Connected while the first one is still served: it waits for its turn.
     let early = daemon.connect();

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -138,6 +139,8 @@ impl Queue {
 #[derive(Default)]
 pub struct Maps {
     pub live: Mutex<BTreeMap<u64, Map>>,
+    /// Unmaps of what is not mapped; QEMU closes the channel for that, or crashes.
+    pub refused: AtomicUsize,
     frontend: Mutex<Option<Frontend>>,
 }
 
@@ -186,7 +189,10 @@ impl VhostUserFrontendReqHandler for MapHandler {
     fn shmem_unmap(&self, request: &VhostUserMMap) -> HandlerResult<u64> {
         let at = request.shm_offset;
         let map = self.0.live.lock().unwrap().remove(&at);
-        let map = map.ok_or_else(|| std::io::Error::other("not mapped"))?;
+        let Some(map) = map else {
+            self.0.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(std::io::Error::other("not mapped"));
+        };
         if let Some(frontend) = self.0.frontend.lock().unwrap().as_mut() {
             frontend.remove_mem_region(&map.region(at)).unwrap();
         }
@@ -199,12 +205,14 @@ impl VhostUserFrontendReqHandler for MapHandler {
 pub struct Setup {
     pub features: u64,
     pub window: bool,
+    /// As with QEMU, a map becomes a memory region of the device too; with crosvm it does not.
+    pub come_back: bool,
     pub base: u16,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { features: GPU_FEATURES | INDIRECT_DESC, window: true, base: 0 }
+        Setup { features: GPU_FEATURES | INDIRECT_DESC, window: true, come_back: true, base: 0 }
     }
 }
 
@@ -262,6 +270,8 @@ impl Vmm {
         let mut window = 0;
         if setup.window {
             window = frontend.get_shmem_config().unwrap().memory_sizes[1];
+        }
+        if setup.window && setup.come_back {
             *maps.frontend.lock().unwrap() = Some(frontend.clone());
         }
         // The thread is left behind, blocked, when the test ends.
@@ -297,12 +307,21 @@ impl Vmm {
         }
     }
 
+    /// What QEMU does with its maps when the guest's device is reset.
+    pub fn drop_maps(&mut self) {
+        self.maps.live.lock().unwrap().clear();
+    }
+
     pub fn send_table(&self) {
-        let table: Vec<_> = self
+        let mut table: Vec<_> = self
             .mem
             .iter()
             .map(|region| VhostUserMemoryRegionInfo::from_guest_region(region).unwrap())
             .collect();
+        let live = self.maps.live.lock().unwrap();
+        if self.maps.frontend.lock().unwrap().is_some() {
+            table.extend(live.iter().map(|(at, map)| map.region(*at)));
+        }
         self.frontend.set_mem_table(&table).unwrap();
     }
 
