@@ -9,6 +9,6 @@ fn the_page_is_current() {
     let page = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         page == guest_thunk::export::coverage_page(),
-        "docs/coverage.md is not current: `cargo run -p guest-thunk --example coverage > docs/coverage.md`"
+        "docs/coverage.md is not current: `cargo xtask docs` writes it"
     );
 }

@@ -10,8 +10,8 @@ use super::{EXPORTS, Export, LIBDRM, State};
 /// The text of docs/coverage.md.
 pub fn coverage_page() -> String {
     let mut page = String::from(
-        "# What the guest library covers\n\nGenerated from the table of exports in `guest-thunk/src/export` by `cargo run -p \
-         guest-thunk --example coverage`; do not edit.\n\n",
+        "# What the guest library covers\n\nGenerated from the table of exports in `guest-thunk/src/export` by `cargo xtask \
+         docs`; do not edit.\n\n",
     );
     let count = |state| exports().filter(|export| export.state == state).count();
     // Writing to a String cannot fail.
