@@ -34,6 +34,10 @@ pub const MAX_TILE_CONFIGS: usize = 64;
 /// (virtio-gpu allows 64 rings for each context).
 pub const MAX_RINGS: u32 = 64;
 
+/// Most frames of one context that the host holds at once; the requests of a frame beyond get
+/// [`crate::Status::LIMIT`]. One for each ring that a wait may block, and as many again for calls that share a ring.
+pub const MAX_FRAMES_IN_FLIGHT: usize = 2 * MAX_RINGS as usize;
+
 /// The ring for calls that do not block.
 pub const CONTROL_RING: u8 = 0;
 

@@ -32,8 +32,8 @@ pub const MAX_HOST_BLOBS: usize = 1024;
 /// QEMU 11.1 aborts with 512 of them.
 pub const MAX_MAPS_AND_REGIONS: usize = 480;
 
-/// Frames of one context that are not answered yet: one for each ring.
-pub const MAX_FRAMES_IN_FLIGHT: usize = virtio_kfd_protocol::limits::MAX_RINGS as usize;
+/// Frames of one context that are not answered yet.
+pub const MAX_FRAMES_IN_FLIGHT: usize = virtio_kfd_protocol::limits::MAX_FRAMES_IN_FLIGHT;
 
 /// Buffers of one context.
 pub const MAX_BUFFERS_PER_CONTEXT: u32 = 64 * 1024;
