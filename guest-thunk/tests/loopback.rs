@@ -225,6 +225,26 @@ fn eight_threads_make_a_thousand_calls_each_in_scattered_memory() {
     });
 }
 
+/// More threads than frames that the host holds, and more waits than rings.
+#[test]
+fn a_hundred_threads_call_and_wait() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let events: Vec<EventId> = (0..100).map(|_| event(&client)).collect();
+    std::thread::scope(|scope| {
+        for id in &events {
+            scope.spawn(|| assert_eq!(wait(&client, *id, u32::MAX).unwrap(), 0));
+        }
+        for _ in 0..100 {
+            scope.spawn(|| (0..10).for_each(|_| nop(&client).unwrap()));
+        }
+        for id in events.iter().rev() {
+            set(&client, *id);
+        }
+    });
+}
+
 #[test]
 fn a_wait_blocks_its_ring_only_and_ends_with_its_event() {
     let Some(daemon) = Daemon::start() else { return };

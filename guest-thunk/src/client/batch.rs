@@ -102,6 +102,9 @@ impl<'c> Batch<'c> {
             // The host would end the context over it.
             return Err(FrameError::Field { field: "request_count", found: 0, expected: "1 to 64" }.into());
         }
+        let _pass = client.rings.enter(ring);
+        // It may have been lost meanwhile.
+        client.usable()?;
         let slot = client
             .answers
             .slot(&*client.transport, self.answer)

@@ -9,10 +9,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use virtio_kfd_protocol::limits::MAX_RINGS;
+use virtio_kfd_protocol::limits::{CONTROL_RING, MAX_FRAMES_IN_FLIGHT, MAX_RINGS};
 
 /// Rings that threads take turns on.
 const TURNS: u32 = 16;
+
+/// Most frames in flight on each of the two rings that are shared. Together with one on each other ring that is at
+/// most what the host holds for a context.
+const SHARED: usize = 32;
+const _: () = assert!(2 * SHARED + (MAX_RINGS as usize - 2) <= MAX_FRAMES_IN_FLIGHT);
 
 /// The fewest rings that a context needs: control, one wait, looks.
 pub(super) const FEWEST: u32 = 3;
@@ -34,8 +39,44 @@ struct Pool {
 /// The rings of a client.
 pub(super) struct WaitRings {
     pool: Mutex<Pool>,
+    control_gate: Gate,
+    look_gate: Gate,
     look: u8,
     first_turn: u8,
+}
+
+/// Lets a bounded number in.
+struct Gate {
+    free: Mutex<usize>,
+    wake: Condvar,
+}
+
+/// A place behind a gate, until dropped.
+pub(super) struct Pass<'a>(&'a Gate);
+
+impl Gate {
+    fn new() -> Gate {
+        Gate { free: Mutex::new(SHARED), wake: Condvar::new() }
+    }
+
+    fn enter(&self) -> Pass<'_> {
+        let mut free = lock(&self.free);
+        loop {
+            if let Some(left) = free.checked_sub(1) {
+                *free = left;
+                return Pass(self);
+            }
+            free = self.wake.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        let mut free = lock(&self.0.free);
+        *free = free.saturating_add(1);
+        self.0.wake.notify_one();
+    }
 }
 
 /// A ring that is ours until dropped.
@@ -61,6 +102,8 @@ impl WaitRings {
         let free = (1..look).fold(0, |mask, ring| mask | 1u64 << ring);
         WaitRings {
             pool: Mutex::new(Pool { free, queue: VecDeque::new() }),
+            control_gate: Gate::new(),
+            look_gate: Gate::new(),
             look: look as u8,
             first_turn: look.saturating_sub(turns) as u8,
         }
@@ -69,6 +112,15 @@ impl WaitRings {
     /// The ring for waits that only look.
     pub(super) fn look_ring(&self) -> u8 {
         self.look
+    }
+
+    /// Waits until a frame may be sent on a ring. On a claimed ring that is at once.
+    pub(super) fn enter(&self, ring: u8) -> Option<Pass<'_>> {
+        match ring {
+            CONTROL_RING => Some(self.control_gate.enter()),
+            ring if ring == self.look => Some(self.look_gate.enter()),
+            _ => None,
+        }
     }
 
     /// Whether a thread waits for a ring.

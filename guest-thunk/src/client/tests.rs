@@ -238,28 +238,64 @@ fn a_frame_that_could_not_be_sent_loses_only_that_call() {
 }
 
 #[test]
-fn a_loss_frees_all_who_wait_for_answer_memory() {
-    // More threads than slots; the host keeps the first 1024 frames until all have come, and then is gone.
-    let kept = Arc::new(Barrier::new(1024));
+fn a_loss_frees_all_who_wait() {
+    // More threads than frames that may be in flight; the host keeps those until all have come, and then is gone.
+    let kept = Arc::new(Barrier::new(32));
     let gate = Arc::clone(&kept);
     let client = turning(0, move |_| {
         gate.wait();
         Fate::Gone
     });
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..1100)
-            .map(|_| {
-                let client = &client;
-                std::thread::Builder::new()
-                    .stack_size(64 << 10)
-                    .spawn_scoped(scope, move || nop(client).unwrap_err())
-                    .unwrap()
-            })
-            .collect();
+        let threads: Vec<_> = (0..300).map(|_| scope.spawn(|| nop(&client).unwrap_err())).collect();
         for thread in threads {
             assert!(matches!(thread.join().unwrap(), ClientError::Lost(_)));
         }
     });
+}
+
+#[test]
+fn never_more_frames_are_in_flight_than_the_host_holds() {
+    let flying = AtomicUsize::new(0);
+    let most = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&most);
+    let client = connect(FakeHost::new(move |_, frame| {
+        seen.fetch_max(flying.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(200));
+        let fate = Fate::Answer(answer(frame));
+        flying.fetch_sub(1, Ordering::SeqCst);
+        fate
+    }));
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| (0..5).for_each(|_| nop(&client).unwrap()));
+        }
+    });
+    let most = most.load(Ordering::SeqCst);
+    assert!((2..=32).contains(&most), "{most} at once");
+}
+
+#[test]
+fn a_host_that_ends_waits_early_does_not_shorten_them() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let client = connect(FakeHost::new(move |_, frame| {
+        let raw = frame.requests.first().unwrap();
+        match Request::decode(raw).unwrap() {
+            Request::WaitEvents { .. } => {
+                counted.fetch_add(1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(2));
+                wait_answer(frame, 1)
+            }
+            _ => Fate::Answer(answer(frame)),
+        }
+    }));
+    let start = std::time::Instant::now();
+    let request = WaitEventsRequest { timeout: 30, wait_for_all: 0 };
+    let (answer, _) = client.wait_call::<WaitEvents>(&request, &[], 0).unwrap();
+    assert_eq!(answer.wait_result, 1);
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    assert!(sent.load(Ordering::SeqCst) > 1);
 }
 
 #[test]
