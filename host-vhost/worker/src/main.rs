@@ -16,6 +16,11 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
+    // A panic in a ring's thread alone would leave frames that nobody answers; the device hears of the process's end.
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("the worker has a fault and ends: {panic}");
+        std::process::abort();
+    }));
     let Some(channel) = channel() else {
         eprintln!(
             "kfd-worker: descriptor {IPC_FD} is not a channel; this program is started by vhost-user-kfd and not by hand"

@@ -12,6 +12,11 @@ use crate::buffer::{Backing, Buffer, Kind, kind};
 use crate::failure::Failure;
 use crate::handle::Table;
 
+/// Most bytes of GTT buffers of a context, whatever the operator allows. They are memory of the host that no limit of the
+/// VM counts, and the kernel gives KFD nearly all that the host has. A guest needs one for its page of events (32 KiB);
+/// other memory that the CPU shares with GPUs is the guest's own, in GUEST blobs.
+pub const MAX_GTT_BYTES: u64 = 16 << 20;
+
 /// What a context may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -34,6 +39,7 @@ pub struct Memory {
     limits: Limits,
     vram: u64,
     system: u64,
+    gtt: u64,
     runs: u32,
 }
 
@@ -53,6 +59,7 @@ impl Memory {
             limits,
             vram: 0,
             system: 0,
+            gtt: 0,
             runs: 0,
         }
     }
@@ -95,6 +102,7 @@ impl Memory {
             }
             Kind::Gtt => {
                 within("bytes of system memory", self.system, size, self.limits.system)?;
+                within("bytes of the host's memory", self.gtt, size, MAX_GTT_BYTES)?;
                 (kfd.alloc(&buffer)?, Backing::Gtt)
             }
             Kind::Userptr => {
@@ -125,12 +133,13 @@ impl Memory {
     }
 
     fn keep(&mut self, buffer: Buffer) -> Result<Handle, Failure> {
-        let (vram, system, runs) = cost(&buffer);
+        let Cost { vram, system, gtt, runs } = cost(&buffer);
         let handle = self.buffers.insert(buffer);
         let handle = handle.ok_or_else(|| Failure::limit("AllocMemory: all handles are used up"))?;
         // Each sum was compared with its limit before.
         self.vram = self.vram.saturating_add(vram);
         self.system = self.system.saturating_add(system);
+        self.gtt = self.gtt.saturating_add(gtt);
         self.runs = self.runs.saturating_add(runs);
         Ok(handle)
     }
@@ -140,9 +149,10 @@ impl Memory {
         kfd.free(self.buffer(handle)?.allocation.handle)?;
         // Only now, when KFD has let go of its addresses, may the mapping go.
         if let Some(buffer) = self.buffers.remove(handle) {
-            let (vram, system, runs) = cost(&buffer);
+            let Cost { vram, system, gtt, runs } = cost(&buffer);
             self.vram = self.vram.saturating_sub(vram);
             self.system = self.system.saturating_sub(system);
+            self.gtt = self.gtt.saturating_sub(gtt);
             self.runs = self.runs.saturating_sub(runs);
         }
         Ok(())
@@ -228,12 +238,21 @@ fn bad_handle(handle: Handle) -> Failure {
     Failure::new(Status::BAD_HANDLE, format!("handle {:#x} names no buffer", handle.0))
 }
 
-/// What a buffer uses: bytes of VRAM, bytes of system memory, mappings.
-fn cost(buffer: &Buffer) -> (u64, u64, u32) {
+/// What a buffer uses of each limit.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    vram: u64,
+    system: u64,
+    gtt: u64,
+    runs: u32,
+}
+
+fn cost(buffer: &Buffer) -> Cost {
+    let size = buffer.size;
     match buffer.backing {
-        Backing::Vram { .. } => (buffer.size, 0, 0),
-        Backing::Gtt => (0, buffer.size, 0),
-        Backing::Guest { runs, .. } => (0, buffer.size, runs),
+        Backing::Vram { .. } => Cost { vram: size, ..Default::default() },
+        Backing::Gtt => Cost { system: size, gtt: size, ..Default::default() },
+        Backing::Guest { runs, .. } => Cost { system: size, runs, ..Default::default() },
     }
 }
 

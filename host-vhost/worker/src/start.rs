@@ -48,6 +48,9 @@ pub enum StartError {
         /// The kernel's.
         minor: u32,
     },
+    /// XNACK is on and stays so.
+    #[error("XNACK cannot be switched off: faults of the GPU would reach memory of this process")]
+    Xnack,
     /// The topology cannot be read.
     #[error("KFD topology: {0}")]
     Topology(#[from] TopologyError),
@@ -83,6 +86,7 @@ pub fn start(settings: &Settings) -> Result<Context, StartError> {
     if version.major != kfd_abi::version::KFD_IOCTL_MAJOR_VERSION {
         return Err(StartError::Version { major: version.major, minor: version.minor });
     }
+    switch_xnack_off(&kfd)?;
     let topology = topology::read(Path::new(TOPOLOGY_PATH))?;
     let chosen = select(&topology.gpus()?, &settings.gpus)?;
     if chosen.len() > MAX_GPUS {
@@ -99,7 +103,8 @@ pub fn start(settings: &Settings) -> Result<Context, StartError> {
     let context = Context::new(kfd, version, gpus?, archive, settings.vram_limit, memory);
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
-    tracing::info!(
+    // Not for every log: a guest can make contexts without end.
+    tracing::debug!(
         "{}: KFD {}.{}, {} GPUs; {report}",
         settings.name,
         version.major,
@@ -107,6 +112,20 @@ pub fn start(settings: &Settings) -> Result<Context, StartError> {
         context.gpus.len()
     );
     Ok(context)
+}
+
+/// A process begins with XNACK where all GPUs retry faults (`amdgpu.noretry=0`; kfd_process_xnack_mode). Why it must be
+/// off stands at [`crate::call::process::set_xnack_mode`]. A kernel without the call has no XNACK.
+fn switch_xnack_off(kfd: &Kfd) -> Result<(), StartError> {
+    match kfd.set_xnack_mode(-1) {
+        Ok(0) | Err(_) => return Ok(()),
+        Ok(_) => {}
+    }
+    kfd.set_xnack_mode(0)?;
+    match kfd.set_xnack_mode(-1)? {
+        0 => Ok(()),
+        _ => Err(StartError::Xnack),
+    }
 }
 
 fn open_gpu(node: &GpuNode) -> Result<Gpu, StartError> {

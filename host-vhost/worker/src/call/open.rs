@@ -17,7 +17,8 @@ pub fn hello(context: &Context, frame_version: u32, request: &HelloRequest) -> O
         return Err(Failure::invalid("Hello: this context had its handshake before"));
     }
     let name = request.name.split(|&byte| byte == 0).next().unwrap_or(&[]).escape_ascii();
-    tracing::info!("guest process {} ({name}), wire version {version}", request.guest_pid);
+    // Contexts are cheap for a guest, and a limit of one worker's lines would bound nothing.
+    tracing::debug!("guest process {} ({name}), wire version {version}", request.guest_pid);
     let features = Features::from_bits_truncate(request.features);
     Ok(Reply::of(HelloAnswer {
         version,

@@ -1,6 +1,7 @@
 //! What belongs to the KFD process as a whole.
 
 use kfd_host::PolicyRequest;
+use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
     AcquireVm, GetApertures, GetClockCounters, GetTileConfig, RuntimeEnable, SetMemoryPolicy,
     SetScratchBackingVa, SetTrapHandler, SetXnackMode,
@@ -9,12 +10,12 @@ use virtio_kfd_protocol::limits::MAX_TILE_CONFIGS;
 use virtio_kfd_protocol::{
     Apertures, ClockCounters, GetTileConfigAnswer, GetTileConfigRequest, GpuId, GpuRequest, Nothing,
     RuntimeEnableAnswer, RuntimeEnableRequest, SetMemoryPolicyRequest, SetScratchBackingVaRequest,
-    SetTrapHandlerRequest, XnackMode,
+    SetTrapHandlerRequest, Status, XnackMode,
 };
 
 use super::{Outcome, Reply};
 use crate::context::Context;
-use crate::failure::{Failure, expect_zero};
+use crate::failure::{Failure, errno_number, expect_zero};
 
 /// The apertures of this VM's GPUs.
 pub fn get_apertures(context: &Context) -> Outcome<GetApertures> {
@@ -71,8 +72,15 @@ pub fn get_clock_counters(context: &Context, request: &GpuRequest) -> Outcome<Ge
     }))
 }
 
+/// Cannot be switched on: with XNACK the kernel answers a fault of the GPU at any address with the memory that this process
+/// has there (svm_range_restore_pages and svm_range_create_unregistered_range, kfd_svm.c), its own heap and stacks
+/// and all of the VM's memory. The errno is the kernel's where a GPU cannot do it.
 pub fn set_xnack_mode(context: &Context, request: &XnackMode) -> Outcome<SetXnackMode> {
     expect_zero("SetXnackMode", &[request.pad.into()])?;
+    if request.mode > 0 {
+        let reason = "SetXnackMode: faults of the GPU would reach memory of the worker".to_owned();
+        return Err(Failure { status: Status::ERRNO, errno: errno_number(Errno::EPERM), reason });
+    }
     let mode = context.kfd.set_xnack_mode(request.mode)?;
     Ok(Reply::of(XnackMode { mode, pad: 0 }))
 }

@@ -213,6 +213,22 @@ fn limits_of_the_operator_hold_and_come_back() {
 }
 
 #[test]
+fn memory_of_the_host_is_bounded_without_an_operators_limit() {
+    let (mut worker, gpu_id) = worker(settings());
+    let pages = (16 << 20) / 4096;
+    let most = alloc(gpu_id, 0, pages, GTT);
+    let (whole, _) = worker.call::<AllocMemory>(&most, &[]).unwrap();
+    assert_eq!(worker.failure::<AllocMemory>(&alloc(gpu_id, pages, 1, GTT), &[]), (Status::LIMIT, 0));
+    worker.call::<FreeMemory>(&BufferRequest { handle: whole.handle }, &[]).unwrap();
+    assert_eq!(
+        worker.failure::<AllocMemory>(&alloc(gpu_id, 0, pages + 1, GTT), &[]),
+        (Status::LIMIT, 0),
+        "alone"
+    );
+    worker.call::<AllocMemory>(&most, &[]).expect("what was given back can be had again");
+}
+
+#[test]
 fn exported_memory_is_the_buffers_own() {
     let (mut worker, gpu_id) = worker(settings());
     let (gtt, _) = worker.call::<AllocMemory>(&alloc(gpu_id, 0, 4, GTT), &[]).unwrap();

@@ -172,6 +172,31 @@ fn calls_that_the_runtimes_make_at_their_start() {
 }
 
 #[test]
+fn xnack_is_off_and_stays_off() {
+    // With it a GPU's fault would bring in this process's own memory (svm_range_restore_pages, kfd_svm.c).
+    let mut text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../kfd-model/profiles/gfx90a.toml"))
+            .unwrap();
+    text = text.replace("kfd_minor = 17", "kfd_minor = 17\nsvm = true");
+    let retries = text.replace("xnack_per_process = true", "xnack_per_process = true\nretry_faults = true");
+    assert_ne!(text, retries);
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in [("per-process.toml", text), ("noretry-0.toml", retries)] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut worker = Worker::greeted(path.to_str().unwrap(), settings());
+        let set = |mode| XnackMode { mode, pad: 0 };
+        let (asked, _) = worker.call::<SetXnackMode>(&set(-1), &[]).unwrap();
+        assert_eq!(asked.mode, 0, "{name}");
+        for mode in [1, 2, i32::MAX] {
+            assert_eq!(worker.failure::<SetXnackMode>(&set(mode), &[]), (Status::ERRNO, 1), "{name} {mode}");
+        }
+        worker.call::<SetXnackMode>(&set(0), &[]).unwrap();
+        assert_eq!(worker.call::<SetXnackMode>(&set(-1), &[]).unwrap().0.mode, 0, "{name}");
+    }
+}
+
+#[test]
 fn gpus_of_others_are_not_there() {
     let mut worker = Worker::greeted("gfx906x2", Settings { gpus: vec!["0".into()], ..settings() });
     let mut all = Worker::greeted("gfx906x2", settings());

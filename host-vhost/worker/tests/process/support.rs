@@ -45,7 +45,7 @@ pub fn command(profile: Option<&str>) -> (Channel, Command) {
     // The shell puts the channel where the worker looks for it.
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "exec \"$0\" 3<&0 0</dev/null"]).arg(env!("CARGO_BIN_EXE_kfd-worker"));
-    command.stdin(theirs.as_fd().try_clone_to_owned().unwrap());
+    command.stdin(theirs.as_fd().try_clone_to_owned().unwrap()).env("VIRTIO_KFD_LOG", "debug");
     if let Some(profile) = profile {
         command.env("LD_PRELOAD", model()).env("VIRTIO_KFD_MODEL", profile);
     }
