@@ -10,7 +10,9 @@ pub fn model() -> Vec<Rule> {
         rule!(SYS_memfd_create, "memory of the GPU, open files of the devices"),
         rule!(SYS_ftruncate, "memory of the GPU"),
         rule!(SYS_fallocate, "memory of the GPU given back"),
-        rule!(SYS_fcntl, "copies of descriptors, seals"),
+        // Not all of it: with F_SETOWN and F_SETSIG the kernel sends signals to other processes of the user.
+        rule!(SYS_fcntl, "copies of descriptors", Check::Is(1, libc::F_DUPFD_CLOEXEC.cast_unsigned())),
+        rule!(SYS_fcntl, "whether a descriptor is open", Check::Is(1, libc::F_GETFD.cast_unsigned())),
         rule!(SYS_fstat, "which file a descriptor is"),
         rule!(SYS_lseek, "sizes of files"),
         rule!(SYS_msync, "whether user memory is mapped", Check::Is(2, libc::MS_ASYNC.cast_unsigned())),
