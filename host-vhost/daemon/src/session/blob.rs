@@ -264,6 +264,16 @@ impl Session {
         }
     }
 
+    /// A context and its worker are gone: of their blobs only the numbers stay, until the guest gives them up. The
+    /// budgets of the next context begin anew, so that nothing of theirs may count beside it.
+    pub(super) fn abandon_resources(&mut self, owner: u64) {
+        let owned = self.resources.iter().filter(|(_, resource)| resource.owner == Some(owner));
+        let owned: Vec<u32> = owned.map(|(id, _)| *id).collect();
+        for resource in owned {
+            self.give_to_nobody(resource);
+        }
+    }
+
     fn read_entries(&self, count: u32, input: &mut Input<'_>) -> Result<RunList, super::Refusal> {
         let mut list = RunList::default();
         let mut bytes = [0; ENTRIES_AT_A_TIME.wrapping_mul(size_of::<MemEntry>())];

@@ -73,10 +73,12 @@ impl Session {
                 format_args!("a context for capset {capset}, only {CAPSET_ID} is served"),
             );
         }
-        if self.workers.len() >= self.config.max_contexts as usize {
+        // A worker that is still ending has no context any more, and a context may have lost its worker.
+        let open = self.workers.len().max(self.contexts.len());
+        if open >= self.config.max_contexts as usize {
             return refuse(
                 Response::OutOfMemory,
-                format_args!("{} contexts are open, no more are allowed", self.workers.len()),
+                format_args!("{open} contexts are open, no more are allowed"),
             );
         }
         self.last_worker = self.last_worker.wrapping_add(1);
@@ -116,7 +118,10 @@ impl Session {
                 worker.on_exit.push((token, None));
                 Ok(Step::Pending)
             }
-            None => Ok(Step::Done(Response::Ok)),
+            None => {
+                self.abandon_resources(context.worker);
+                Ok(Step::Done(Response::Ok))
+            }
         }
     }
 
@@ -207,6 +212,10 @@ impl Session {
                 Some(resource) => self.release(resource, token),
                 None => self.commands.finish(token, Response::Ok),
             }
+        }
+        // A context that lives on without its worker still needs the blob for its answers.
+        if self.contexts.get(&number).is_none_or(|context| context.worker != id) {
+            self.abandon_resources(id);
         }
     }
 

@@ -12,6 +12,7 @@ mod cli;
 mod contexts;
 mod daemon;
 mod gpu;
+mod ownership;
 mod queues;
 mod stub;
 mod vhost;
@@ -25,7 +26,7 @@ fn main() {
         return;
     }
     let tests: Vec<(&'static str, fn())> =
-        [contexts::TESTS, blobs::TESTS, queues::TESTS, vhost::TESTS, cli::TESTS].concat();
+        [contexts::TESTS, blobs::TESTS, ownership::TESTS, queues::TESTS, vhost::TESTS, cli::TESTS].concat();
     let trials = tests.into_iter().map(|(name, test)| {
         Trial::test(name, move || {
             test();
