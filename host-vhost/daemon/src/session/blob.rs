@@ -28,6 +28,8 @@ const NOBODY: u64 = 0;
 /// A blob.
 #[derive(Debug)]
 pub struct Resource {
+    /// Never reused, while the guest uses its ids again.
+    pub serial: u64,
     /// The worker of the context that it belongs to. None for guest memory that was not attached to a context yet.
     pub owner: Option<u64>,
     /// What is behind it.
@@ -203,7 +205,7 @@ impl Session {
         }
         self.guest_bytes = self.guest_bytes.saturating_add(total);
         let kind = Kind::Guest { size: request.size, runs };
-        self.resources.insert(request.resource_id, Resource { owner: None, kind, leaving: false });
+        self.insert(request.resource_id, None, kind);
         if let Some(owner) = owner
             && let Err(refusal) = self.give_to_worker(request.resource_id, owner)
         {
@@ -211,6 +213,12 @@ impl Session {
             return Err(refusal);
         }
         Ok(Step::Done(Response::Ok))
+    }
+
+    fn insert(&mut self, resource: u32, owner: Option<u64>, kind: Kind) {
+        self.last_serial = self.last_serial.wrapping_add(1);
+        let entry = Resource { serial: self.last_serial, owner, kind, leaving: false };
+        self.resources.insert(resource, entry);
     }
 
     /// Gives guest memory that belongs to no context yet to a worker, for as long as the blob lives.
@@ -311,8 +319,7 @@ impl Session {
         let host =
             HostBlob { size: request.size, memory: None, mapped_at: None, busy: true, waiting: Vec::new() };
         let resource = request.resource_id;
-        self.resources
-            .insert(resource, Resource { owner: Some(owner), kind: Kind::Host(host), leaving: false });
+        self.insert(resource, Some(owner), Kind::Host(host));
         let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));
         let message = ToWorker::Export { ticket, handle: request.blob_id, size: request.size };
         self.tell_worker(owner, Some(ForWorker::Plain(message)));

@@ -1,13 +1,14 @@
 //! Frames: from SUBMIT_3D to the worker, and the answers into guest memory.
 
+use std::time::Instant;
+
 use virtio_kfd_protocol::Status;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RequestFrame};
 use virtio_kfd_protocol::limits::{MAX_FRAME_BYTES, MAX_RINGS};
 
 use super::blob::Kind;
 use super::link::ForWorker;
-use super::{Answer, Asked, Session, Step, Token, refuse};
-use crate::budget::MAX_FRAMES_IN_FLIGHT;
+use super::{Answer, Asked, Session, Step, Token, refuse, room};
 use crate::chain::Input;
 use crate::command::{self, FLAG_RING_IDX, Header, Response};
 use crate::guest_warn;
@@ -17,8 +18,16 @@ use crate::memory::write_blob;
 #[derive(Debug)]
 pub struct Frame {
     token: Token,
-    ring: u8,
+    /// Context and ring that it came on.
+    pub context: u32,
+    pub ring: u8,
+    /// Whether it may wait for as long as the guest says.
+    pub waits: bool,
+    /// When it came.
+    pub since: Instant,
     resource: u32,
+    /// Of the blob that the resource was when the frame came.
+    serial: u64,
     offset: u64,
     capacity: u32,
     version: u32,
@@ -38,6 +47,7 @@ impl Session {
                 ),
             );
         }
+        self.make_room(header.ctx_id);
         let request: command::Submit = input.read()?;
         if u64::from(request.size) > input.remaining() {
             return refuse(
@@ -62,41 +72,42 @@ impl Session {
                 return refuse(Response::InvalidParameter, error);
             }
         };
-        let frame = Frame {
+        let mut frame = Frame {
             token,
+            context: header.ctx_id,
             ring: header.ring_idx,
+            waits: parsed.requests.iter().any(room::may_wait),
+            since: Instant::now(),
             resource: parsed.header.answer_resource.0,
+            serial: 0,
             offset: parsed.header.answer_offset,
             capacity: parsed.header.answer_capacity,
             version: parsed.header.version,
             sequence: parsed.header.sequence,
             opcodes: parsed.requests.iter().map(|request| request.header.opcode).collect(),
         };
-        self.check_answer_area(worker, &frame)?;
+        frame.serial = self.check_answer_area(worker, &frame)?;
         if lost {
             self.answer_lost(frame);
             return Ok(Step::Pending);
         }
-        let Some(entry) = self.workers.get_mut(&worker) else {
-            self.answer_lost(frame);
-            return Ok(Step::Pending);
-        };
-        if entry.frames >= MAX_FRAMES_IN_FLIGHT {
-            guest_warn!(self.log, "context {}: too many frames in flight", header.ctx_id);
+        if frame.waits && self.is_crowded() {
+            // The guest tries again.
+            guest_warn!(self.log, "{} commands are in flight, no room for more waits", self.commands.len());
             self.answer_all(frame, Status::LIMIT);
             return Ok(Step::Pending);
         }
-        entry.frames = entry.frames.saturating_add(1);
         let ticket = self.new_ticket(worker, Asked::Frame(frame), None);
         self.tell_worker(worker, Some(ForWorker::Frame { ring: header.ring_idx, ticket, bytes }));
         Ok(Step::Pending)
     }
 
-    fn check_answer_area(&self, worker: u64, frame: &Frame) -> Result<(), super::Refusal> {
+    /// Returns the blob's serial number.
+    fn check_answer_area(&self, worker: u64, frame: &Frame) -> Result<u64, super::Refusal> {
         let end = frame.offset.checked_add(frame.capacity.into());
         match self.resources.get(&frame.resource) {
             Some(blob) if blob.owner == Some(worker) && !blob.leaving => match &blob.kind {
-                Kind::Guest { size, .. } if end.is_some_and(|end| end <= *size) => Ok(()),
+                Kind::Guest { size, .. } if end.is_some_and(|end| end <= *size) => Ok(blob.serial),
                 Kind::Guest { size, .. } => refuse(
                     Response::InvalidParameter,
                     format_args!(
@@ -126,9 +137,6 @@ impl Session {
             other => Err(other),
         });
         let Some(frame) = frame else { return };
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.frames = entry.frames.saturating_sub(1);
-        }
         if bytes.len() > frame.capacity as usize {
             self.end_worker(worker, "its answer is larger than the place for it");
             self.answer_lost(frame);
@@ -142,6 +150,21 @@ impl Session {
         self.answer_all(frame, Status::WORKER_LOST);
     }
 
+    /// A worker is being ended: its frames are done now, since the guest may have stacked more behind them. What
+    /// gives memory back to the guest still waits until the worker is gone.
+    pub(super) fn lose_frames(&mut self, worker: u64) {
+        let frames = self.tickets.iter().filter(|(_, ticket)| ticket.worker == worker);
+        let frames = frames.filter(|(_, ticket)| matches!(ticket.asked, Asked::Frame(_)));
+        let mut frames: Vec<u64> = frames.map(|(key, _)| *key).collect();
+        // In the order of the commands.
+        frames.sort_unstable();
+        for ticket in frames {
+            if let Some(super::Ticket { asked: Asked::Frame(frame), .. }) = self.tickets.remove(&ticket) {
+                self.answer_lost(frame);
+            }
+        }
+    }
+
     fn answer_all(&mut self, frame: Frame, status: Status) {
         let mut answer = AnswerFrameBuilder::new(frame.version, frame.sequence);
         for opcode in &frame.opcodes {
@@ -152,7 +175,9 @@ impl Session {
     }
 
     fn deliver(&mut self, frame: &Frame, bytes: &[u8]) {
-        let written = match self.resources.get(&frame.resource).map(|blob| &blob.kind) {
+        // The guest may have given the blob up meanwhile and used its id for one of another context.
+        let blob = self.resources.get(&frame.resource).filter(|blob| blob.serial == frame.serial);
+        let written = match blob.map(|blob| &blob.kind) {
             Some(Kind::Guest { runs, .. }) => write_blob(&self.memory, runs, frame.offset, bytes),
             _ => false,
         };

@@ -9,6 +9,7 @@ mod completion;
 mod context;
 mod frame;
 mod link;
+mod room;
 mod window;
 
 use std::collections::HashMap;
@@ -114,7 +115,9 @@ pub struct Session {
     log: LogBudget,
     last_worker: u64,
     last_ticket: u64,
+    last_serial: u64,
     guest_bytes: u64,
+    queue_size: u16,
     epoll: OwnedFd,
     timer: OwnedFd,
     timer_set: bool,
@@ -149,7 +152,9 @@ impl Session {
             log: LogBudget::default(),
             last_worker: 0,
             last_ticket: 0,
+            last_serial: 0,
             guest_bytes: 0,
+            queue_size: 0,
             epoll,
             timer,
             timer_set: false,
@@ -411,11 +416,13 @@ impl Session {
         let mut late: Vec<u64> = Vec::new();
         late.extend(self.tickets.values().filter(|ticket| overdue(&ticket.deadline)).map(|t| t.worker));
         late.extend(self.workers.values().filter(|worker| overdue(&worker.start_by)).map(|w| w.id));
+        late.extend(self.silent_workers(now));
         for worker in late {
             self.end_worker(worker, "it did not answer in time");
         }
         let waits = self.tickets.values().any(|ticket| ticket.deadline.is_some())
-            || self.workers.values().any(|worker| worker.start_by.is_some());
+            || self.workers.values().any(|worker| worker.start_by.is_some())
+            || self.is_crowded();
         if waits {
             self.set_timer();
         }

@@ -1,13 +1,18 @@
 //! What contexts leave behind, and whose it is then.
 
-use virtio_kfd_protocol::Status;
+use virtio_kfd_protocol::calls::Nop;
+use virtio_kfd_protocol::{Nothing, Status};
 
 use crate::daemon::Daemon;
 use crate::gpu::*;
 use crate::stub;
 use crate::vmm::{SCRATCH, Vmm};
 
-crate::tests![guest_memory_of_ended_contexts_is_free, contexts_without_a_worker_count];
+crate::tests![
+    guest_memory_of_ended_contexts_is_free,
+    contexts_without_a_worker_count,
+    a_late_answer_does_not_reach_a_blob_of_the_same_number,
+];
 
 /// Has the stub die, and sees that the context is lost.
 fn lose(vmm: &mut Vmm, ctx: u32) {
@@ -54,4 +59,27 @@ fn contexts_without_a_worker_count() {
     assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 2))), OK);
     open_context(&mut vmm, 4);
     check_context(&mut vmm, 4);
+}
+
+fn a_late_answer_does_not_reach_a_blob_of_the_same_number() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    open_context(&mut vmm, 2);
+    let (old, new) = (SCRATCH + 0x10_0000, SCRATCH + 0x20_0000);
+    assert_eq!(kind(&vmm.command(&guest_blob(1, 50, 0x1000, &[(old, 0x1000)]))), OK);
+    let mut late = frame(50, 0x80);
+    late.push::<Nop>(&Nothing {}, &[], 0).unwrap();
+    let held = vmm.submit(&submit(1, stub::HELD_RING, 1, &late.finish()));
+    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[50, 0]))), OK);
+    assert_eq!(kind(&vmm.command(&guest_blob(2, 50, 0x1000, &[(new, 0x1000)]))), OK);
+    vmm.write(old, &[0x5a; 0x1000]);
+    vmm.write(new, &[0x5a; 0x1000]);
+    let release = vmm.submit(&submit(1, stub::RELEASE_RING, 2, &nop(1, 0)));
+    let back = [vmm.next_response(), vmm.next_response()].map(|(head, response)| (head, kind(&response)));
+    assert_eq!(back, [(release, OK), (held, UNSPEC)]);
+    for place in [old, new] {
+        assert_eq!(vmm.read(place, 0x1000), [0x5a; 0x1000], "{place:#x}");
+    }
+    check_context(&mut vmm, 2);
 }
