@@ -32,7 +32,7 @@ pub const MAX_HOST_BLOBS: usize = 1024;
 /// QEMU 11.1 aborts with 512 of them.
 pub const MAX_MAPS_AND_REGIONS: usize = 480;
 
-/// Frames of one context that are not answered yet.
+/// Frames of one context that are not given back yet; with more it is ended.
 pub const MAX_FRAMES_IN_FLIGHT: usize = virtio_kfd_protocol::limits::MAX_FRAMES_IN_FLIGHT;
 
 /// Buffers of one context.
@@ -44,6 +44,13 @@ pub const WORKER_START: Duration = Duration::from_secs(30);
 /// How long a worker may take to give back a blob or to export a buffer, before it is killed: taking memory
 /// from a GPU waits for its queues to be preempted, which the kernel itself gives up after seconds.
 pub const WORKER_REPLY: Duration = Duration::from_secs(10);
+
+/// How long a worker may take for a frame that is not a wait while the room in the control queue is needed. The
+/// calls of the kernel that take longest, for memory of many gigabytes, take seconds.
+pub const FRAME_REPLY: Duration = Duration::from_secs(30);
+
+/// Places in the control queue that waits leave free, at least; see [`crate::session`].
+pub const MIN_RESERVE: usize = 32;
 
 /// How long the stop of a ring waits for the workers to be gone.
 pub const STOP: Duration = Duration::from_secs(5);

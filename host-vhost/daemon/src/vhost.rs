@@ -104,7 +104,9 @@ impl Device {
                 let mut state = self.lock();
                 state.control.get_or_insert_with(|| vring.clone());
                 let ram = state.session.ram().clone();
-                if !state.session.has_room(vring.get_ref().get_queue().size()) {
+                let queue_size = vring.get_ref().get_queue().size();
+                state.session.set_queue_size(queue_size);
+                if !state.session.has_room(queue_size) {
                     // A driver that keeps the rules never comes here. The next completion goes on.
                     state.flush();
                     return;

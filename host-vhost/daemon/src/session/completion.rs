@@ -4,10 +4,11 @@
 //! only when those before it on the same timeline are done. A timeline is a ring of a context, or, for commands
 //! without a ring, the device.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use crate::chain::Output;
-use crate::command::{FLAG_FENCE, FLAG_RING_IDX, Header, Response};
+use crate::command::{Command, FLAG_FENCE, FLAG_RING_IDX, Header, Response};
 
 /// A command in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,11 +39,17 @@ pub struct Commands {
     in_flight: HashMap<Token, InFlight>,
     timelines: HashMap<Timeline, VecDeque<Token>>,
     completed: Vec<Completed>,
+    /// Frames in flight of each context that has any.
+    frames: HashMap<u32, usize>,
 }
 
 fn timeline(header: &Header) -> Option<Timeline> {
     let on_ring = header.flags & FLAG_RING_IDX != 0;
     (header.flags & FLAG_FENCE != 0).then(|| on_ring.then_some((header.ctx_id, header.ring_idx)))
+}
+
+fn is_frame(header: &Header) -> bool {
+    matches!(Command::from_number(header.kind), Command::Submit3d)
 }
 
 impl Commands {
@@ -53,8 +60,23 @@ impl Commands {
         if let Some(timeline) = timeline(&header) {
             self.timelines.entry(timeline).or_default().push_back(token);
         }
+        if is_frame(&header) {
+            let frames = self.frames.entry(header.ctx_id).or_default();
+            *frames = frames.saturating_add(1);
+        }
         self.in_flight.insert(token, InFlight { header, output, done: None });
         token
+    }
+
+    /// Frames of a context that are not given back yet, answered ones included.
+    pub fn frames(&self, context: u32) -> usize {
+        self.frames.get(&context).copied().unwrap_or(0)
+    }
+
+    /// Context and ring of each frame that is not given back yet.
+    pub fn frame_rings(&self) -> impl Iterator<Item = (u32, u8)> {
+        let frames = self.in_flight.values().filter(|command| is_frame(&command.header));
+        frames.map(|command| (command.header.ctx_id, command.header.ring_idx))
     }
 
     /// Commands that are not given back yet.
@@ -90,6 +112,14 @@ impl Commands {
 
     fn emit(&mut self, token: Token, response: Response) {
         if let Some(InFlight { header, output, .. }) = self.in_flight.remove(&token) {
+            if is_frame(&header)
+                && let Entry::Occupied(mut frames) = self.frames.entry(header.ctx_id)
+            {
+                *frames.get_mut() = frames.get().saturating_sub(1);
+                if *frames.get() == 0 {
+                    frames.remove();
+                }
+            }
             self.completed.push(Completed { output, bytes: response.bytes(&header) });
         }
     }
@@ -138,7 +168,7 @@ mod tests {
         assert_eq!(fences(&mut commands), [4, 2]);
         commands.finish(a1, Response::Ok);
         assert_eq!(fences(&mut commands), [1, 3]);
-        assert!(commands.is_empty() && commands.timelines.is_empty());
+        assert!(commands.is_empty() && commands.timelines.is_empty() && commands.frames.is_empty());
     }
 
     #[test]

@@ -42,8 +42,6 @@ pub struct Worker {
     pub ending: bool,
     /// Commands that are done when it is gone, and the resource that each gives back.
     pub on_exit: Vec<(Token, Option<u32>)>,
-    /// Frames without an answer.
-    pub frames: usize,
     /// Blobs.
     pub blobs: usize,
     /// Runs of guest memory in them.
@@ -91,7 +89,6 @@ impl Session {
             start_by: Instant::now().checked_add(WORKER_START),
             ending: false,
             on_exit: Vec::new(),
-            frames: 0,
             blobs: 0,
             runs: 0,
         };
@@ -156,7 +153,7 @@ impl Session {
         }
     }
 
-    /// Ends a worker. What was asked of it is settled when it is reaped, so that the guest gets no page back that
+    /// Ends a worker. All but its frames is settled when it is reaped, so that the guest gets no page back that
     /// a GPU may still write to.
     pub(super) fn end_worker(&mut self, id: u64, why: &str) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
@@ -177,6 +174,7 @@ impl Session {
             tracing::debug!("context {number}: worker {id} is ended: {why}");
         }
         self.tell_supervisor(Some(ToSupervisor::Kill { worker: id }));
+        self.lose_frames(id);
     }
 
     /// A worker is gone: everything that waited for it is settled.
