@@ -3,11 +3,19 @@
 use std::sync::Arc;
 
 use thiserror::Error;
+use virtio_kfd_protocol::version::Capset;
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
+use crate::command::Header;
+
 /// The guest's memory, without what the device itself mapped into the guest.
 pub type Ram = GuestMemoryMmap<()>;
+
+/// Device-writable bytes of a chain that are remembered while the command is in flight: the longest response fits,
+/// and a guest cannot have a table of 65,535 buffers kept for each command.
+const KEPT_BYTES: u64 = 256;
+const _: () = assert!((size_of::<Header>() + size_of::<Capset>()) as u64 <= KEPT_BYTES);
 
 /// Why a chain is given back unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -69,7 +77,7 @@ impl Output {
         self.head
     }
 
-    /// Bytes that can be written.
+    /// Bytes of the device-writable descriptors.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -161,8 +169,11 @@ pub fn open<'a>(ram: &'a Ram, chain: DescriptorChain<Arc<Ram>>) -> Result<(Input
         }
         let part = Part { address: descriptor.addr(), len };
         let access = if descriptor.is_write_only() {
+            // No buffer is empty, so that the bytes bound the buffers.
+            if to_write < KEPT_BYTES {
+                writable.push(part);
+            }
             to_write = to_write.saturating_add(len.into());
-            writable.push(part);
             Permissions::Write
         } else {
             if !writable.is_empty() {
@@ -183,4 +194,54 @@ pub fn open<'a>(ram: &'a Ram, chain: DescriptorChain<Arc<Ram>>) -> Result<(Input
     }
     let input = Input { ram, parts: readable, next: 0, skip: 0, remaining: to_read };
     Ok((input, Output { head, parts: writable, capacity: to_write }))
+}
+
+#[cfg(test)]
+mod tests {
+    use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+    use super::*;
+
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    /// A descriptor as it stands in memory (virtio 1.3, section 2.7.5).
+    fn desc(addr: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
+        let value =
+            u128::from(addr) | u128::from(len) << 64 | u128::from(flags) << 96 | u128::from(next) << 112;
+        value.to_le_bytes()
+    }
+
+    #[test]
+    fn a_long_list_of_buffers_is_not_kept() {
+        const TABLE: u64 = 0x20_0000;
+        const BUFFER: u64 = 0x10_0000;
+        let count = 60_000u16;
+        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap());
+        let put = |at: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(at)).unwrap();
+        put(TABLE, &desc(BUFFER, 24, NEXT, 1));
+        for index in 1..count {
+            let next = if index + 1 < count { NEXT } else { 0 };
+            put(TABLE + u64::from(index) * 16, &desc(BUFFER + u64::from(index), 1, WRITE | next, index + 1));
+        }
+        // The queue: descriptors at 0x1000, available ring at 0x2000 with one chain, used ring at 0x3000.
+        put(0x1000, &desc(TABLE, u32::from(count) * 16, INDIRECT, 0));
+        put(0x2000, &[0, 0, 1, 0, 0, 0]);
+        let mut queue = Queue::new(16).unwrap();
+        queue.set_desc_table_address(Some(0x1000), None);
+        queue.set_avail_ring_address(Some(0x2000), None);
+        queue.set_used_ring_address(Some(0x3000), None);
+        queue.set_ready(true);
+        let chain = queue.iter(ram.clone()).unwrap().next().unwrap();
+
+        let (input, output) = open(&ram, chain).unwrap();
+        assert_eq!((input.remaining(), output.capacity()), (24, u64::from(count) - 1));
+        assert!(output.parts.capacity() <= 512, "{} parts", output.parts.capacity());
+        let response: Vec<u8> = (0..88).collect();
+        assert_eq!(output.write(&ram, &response), 88);
+        let mut written = [0; 89];
+        ram.read_slice(&mut written, GuestAddress(BUFFER + 1)).unwrap();
+        assert_eq!((&written[..88], written[88]), (&response[..], 0));
+    }
 }
