@@ -94,9 +94,7 @@ impl Session {
             return Vec::new();
         }
         let silent = self.tickets.values().filter(|ticket| match &ticket.asked {
-            Asked::Frame(frame) => {
-                !frame.waits && now.saturating_duration_since(frame.since) >= FRAME_REPLY
-            }
+            Asked::Frame(frame) => !frame.waits && now.saturating_duration_since(frame.since) >= FRAME_REPLY,
             _ => false,
         });
         silent.map(|ticket| ticket.worker).collect()

@@ -19,7 +19,6 @@ crate::tests![
     answers_go_to_blobs_of_the_context_only,
     frames_need_a_ring,
     the_number_of_contexts_is_bounded,
-    the_number_of_frames_is_bounded,
     contexts_come_and_go_without_a_trace,
     a_driver_without_blobs_gets_errors,
     processes_are_confined,
@@ -216,17 +215,6 @@ fn the_number_of_contexts_is_bounded() {
     assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 2))), OK);
     open_context(&mut vmm, 4);
     check_context(&mut vmm, 4);
-}
-
-fn the_number_of_frames_is_bounded() {
-    let daemon = Daemon::start(&[]);
-    let mut vmm = Vmm::connect(&daemon);
-    open_context(&mut vmm, 1);
-    for index in 0..64 {
-        vmm.submit(&submit(1, stub::HELD_RING, index + 1, &nop(1, 0x1000)));
-    }
-    assert_eq!(run(&mut vmm, 1, &nop(1, 0)), [Status::LIMIT]);
-    assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
 }
 
 fn contexts_come_and_go_without_a_trace() {

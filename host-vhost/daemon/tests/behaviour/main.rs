@@ -14,6 +14,7 @@ mod daemon;
 mod gpu;
 mod ownership;
 mod queues;
+mod room;
 mod stub;
 mod vhost;
 mod vmm;
@@ -25,8 +26,16 @@ fn main() {
         stub::run();
         return;
     }
-    let tests: Vec<(&'static str, fn())> =
-        [contexts::TESTS, blobs::TESTS, ownership::TESTS, queues::TESTS, vhost::TESTS, cli::TESTS].concat();
+    let tests: Vec<(&'static str, fn())> = [
+        contexts::TESTS,
+        blobs::TESTS,
+        ownership::TESTS,
+        queues::TESTS,
+        room::TESTS,
+        vhost::TESTS,
+        cli::TESTS,
+    ]
+    .concat();
     let trials = tests.into_iter().map(|(name, test)| {
         Trial::test(name, move || {
             test();

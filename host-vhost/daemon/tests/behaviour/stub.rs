@@ -2,6 +2,7 @@
 //!
 //! Frames are answered by what is in them:
 //! - `Nop` and `Hello` succeed; on ring [`HELD_RING`] only after a `Nop` on [`RELEASE_RING`].
+//! - `WaitEvents` with a time-out waits for that too, on any ring.
 //! - `SetEvent` with one of the event ids below misbehaves in that way.
 //! - `AllocMemory` writes [`MARK`] into the guest memory of its blob at its offset.
 
@@ -42,6 +43,9 @@ pub const NO_BUFFER: u32 = 2;
 pub const SMALL_BUFFER: u32 = 3;
 /// Export gives the guest's own memory.
 pub const GUEST_RAM: u32 = 4;
+
+/// A blob that the worker does not give back.
+pub const KEPT_BLOB: u32 = 4242;
 
 /// What is written into guest memory.
 pub const MARK: &[u8; 16] = b"a worker's words";
@@ -107,13 +111,15 @@ impl Stub {
                     assert_eq!(blob.iter().map(|run| run.len).sum::<u64>(), size);
                 }
             }
+            // Kept for ever.
+            ToWorker::DetachBlob { resource: KEPT_BLOB, .. } => {}
             ToWorker::DetachBlob { resource, ticket } => {
                 assert!(self.blobs.remove(&resource).is_some());
                 reply(channel, &FromWorker::Done { ticket }, None);
             }
             ToWorker::Export { ticket, handle, size } => self.export(channel, ticket, handle, size),
             ToWorker::Frame { ring, ticket, bytes } => {
-                if ring == HELD_RING {
+                if ring == HELD_RING || waits(bytes) {
                     self.held.push((ring, ticket, bytes.to_vec()));
                     return;
                 }
@@ -195,6 +201,14 @@ impl Stub {
         }
         panic!("offset {offset} is not in the blob");
     }
+}
+
+/// Whether a frame waits for an event.
+fn waits(bytes: &[u8]) -> bool {
+    let frame = RequestFrame::parse(bytes).unwrap();
+    frame.requests.iter().any(
+        |raw| matches!(Request::decode(raw), Ok(Request::WaitEvents { fixed, .. }) if fixed.timeout != 0),
+    )
 }
 
 fn hello(answer: &mut AnswerFrameBuilder, raw: &RawRequest<'_>) {
