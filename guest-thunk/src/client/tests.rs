@@ -299,6 +299,48 @@ fn a_host_that_ends_waits_early_does_not_shorten_them() {
 }
 
 #[test]
+fn a_wait_that_the_host_has_no_room_for_is_tried_again_until_its_time_out() {
+    // Room from the 5th try on; the event is set from the 8th look on.
+    let (tries, looks) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (room, set) = (Arc::new(AtomicUsize::new(5)), Arc::new(AtomicUsize::new(usize::MAX)));
+    let counted = (Arc::clone(&tries), Arc::clone(&looks), Arc::clone(&room), Arc::clone(&set));
+    let client = connect(FakeHost::new(move |_, frame| {
+        let (tries, looks, room, set) = &counted;
+        match Request::decode(frame.requests.first().unwrap()).unwrap() {
+            Request::WaitEvents { fixed, .. } if fixed.timeout == 0 => {
+                let looked = looks.fetch_add(1, Ordering::SeqCst) + 1;
+                wait_answer(frame, u32::from(looked < set.load(Ordering::SeqCst)))
+            }
+            Request::WaitEvents { .. }
+                if tries.fetch_add(1, Ordering::SeqCst) + 1 >= room.load(Ordering::SeqCst) =>
+            {
+                wait_answer(frame, 0)
+            }
+            Request::WaitEvents { .. } => Fate::Answer(answer_with(frame, |request, answer| {
+                answer.push_status(request.header.opcode, Status::LIMIT, 0);
+            })),
+            _ => Fate::Answer(answer(frame)),
+        }
+    }));
+    let wait = |timeout| {
+        let request = WaitEventsRequest { timeout, wait_for_all: 0 };
+        client.wait_call::<WaitEvents>(&request, &[], 0).unwrap().0.wait_result
+    };
+    assert_eq!(wait(u32::MAX), 0);
+    assert_eq!((tries.load(Ordering::SeqCst), looks.load(Ordering::SeqCst)), (5, 4));
+    // No room at all: the time-out holds, and it does not spin.
+    room.store(usize::MAX, Ordering::SeqCst);
+    let start = std::time::Instant::now();
+    assert_eq!(wait(100), 1);
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    let spent = tries.load(Ordering::SeqCst) - 5;
+    assert!((1..=20).contains(&spent), "{spent} tries in 100 ms");
+    // What is waited for is noticed all the same.
+    set.store(looks.load(Ordering::SeqCst) + 3, Ordering::SeqCst);
+    assert_eq!(wait(u32::MAX), 0);
+}
+
+#[test]
 fn memory_goes_back_when_the_client_goes() {
     let host = FakeHost::new(|_, frame| Fate::Answer(answer(frame)));
     let blobs = host.blobs();

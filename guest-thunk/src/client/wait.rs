@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kfd_abi::event::KFD_IOC_WAIT_RESULT_TIMEOUT;
 use virtio_kfd_protocol::calls::WaitEvents;
-use virtio_kfd_protocol::{CallType, WaitEventsAnswer, WaitEventsRequest};
+use virtio_kfd_protocol::{CallType, Status, WaitEventsAnswer, WaitEventsRequest};
 
 use super::rings::Claim;
 use super::{Answer, Client, ClientError, HOST_SILENCE};
@@ -14,6 +14,9 @@ const PIECE: Duration = Duration::from_secs(60);
 
 /// The longest wait that is sent in one piece on a ring that threads take turns on.
 const TURN: Duration = Duration::from_millis(250);
+
+/// The shortest and the longest pause before a wait that the host had no room for is sent again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 
 /// A call that blocks for up to a time-out in its request.
 pub trait WaitCall: CallType {
@@ -61,6 +64,7 @@ pub(super) fn wait_call<C: WaitCall>(
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return look();
     }
+    let mut pause = PAUSE.0;
     loop {
         let Some(claim) = client.rings.claim(deadline) else { return look() };
         let longest = match claim {
@@ -70,7 +74,22 @@ pub(super) fn wait_call<C: WaitCall>(
         // The same ring serves until it is done, or until others wait for their turn.
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let answer = piece(claim.ring, left.map_or(longest, |left| left.min(longest)))?;
+            let answer = match piece(claim.ring, left.map_or(longest, |left| left.min(longest))) {
+                // The queue between guest and host is full of waits. Looks still pass, so that what this thread waits
+                // for is noticed meanwhile; one that is refused too is not short of room.
+                Err(error) if matches!(error.status(), Some((Status::LIMIT, _))) => {
+                    let answer = look()?;
+                    if C::timed_out(&answer.0) {
+                        std::thread::sleep(left.map_or(pause, |left| left.min(pause)));
+                        pause = pause.saturating_mul(2).min(PAUSE.1);
+                    }
+                    answer
+                }
+                other => {
+                    pause = PAUSE.0;
+                    other?
+                }
+            };
             // By our own clock: a host that is short of something may end a wait before its time.
             let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if over || !C::timed_out(&answer.0) {
