@@ -61,6 +61,8 @@ pub struct HostBlob {
     pub memory: Option<HostMemory>,
     /// Where it is mapped in the window.
     pub mapped_at: Option<u64>,
+    /// It was mapped when its context ended, and is not any more: the guest's own unmap has nothing left to do.
+    pub taken: bool,
     /// The worker or the VMM is at work on it: what the guest asks meanwhile waits.
     pub busy: bool,
     /// What waits, in order.
@@ -264,22 +266,40 @@ impl Session {
     pub(super) fn give_to_nobody(&mut self, resource: u32) {
         let Some(entry) = self.resources.get_mut(&resource) else { return };
         entry.owner = Some(NOBODY);
-        if let Kind::Guest { size, runs } = &mut entry.kind {
-            let bytes = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
-            self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
-            *size = 0;
-            *runs = Vec::new();
+        match &mut entry.kind {
+            Kind::Guest { size, runs } => {
+                let bytes = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
+                self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
+                *size = 0;
+                *runs = Vec::new();
+            }
+            Kind::Host(host) => {
+                host.memory = None;
+                if !host.busy {
+                    self.take_map(resource);
+                }
+            }
         }
     }
 
     /// A context and its worker are gone: of their blobs only the numbers stay, until the guest gives them up. The
-    /// budgets of the next context begin anew, so that nothing of theirs may count beside it.
+    /// budgets of the next context begin anew, so that nothing of theirs may count beside it; a map that stayed would
+    /// keep memory of the GPU that no limit counts any more.
     pub(super) fn abandon_resources(&mut self, owner: u64) {
+        // The VMM may not be asked to unmap now, see `leave_window`; all blobs go in the end.
+        if self.stopping {
+            return;
+        }
         let owned = self.resources.iter().filter(|(_, resource)| resource.owner == Some(owner));
         let owned: Vec<u32> = owned.map(|(id, _)| *id).collect();
         for resource in owned {
             self.give_to_nobody(resource);
         }
+    }
+
+    /// Whether nothing is left of a resource but its number.
+    pub(super) fn is_abandoned(&self, resource: u32) -> bool {
+        self.resources.get(&resource).is_some_and(|entry| entry.owner == Some(NOBODY))
     }
 
     fn read_entries(&self, count: u32, input: &mut Input<'_>) -> Result<RunList, super::Refusal> {
@@ -316,8 +336,14 @@ impl Session {
         if let Some(worker) = self.workers.get_mut(&owner) {
             worker.blobs = worker.blobs.saturating_add(1);
         }
-        let host =
-            HostBlob { size: request.size, memory: None, mapped_at: None, busy: true, waiting: Vec::new() };
+        let host = HostBlob {
+            size: request.size,
+            memory: None,
+            mapped_at: None,
+            taken: false,
+            busy: true,
+            waiting: Vec::new(),
+        };
         let resource = request.resource_id;
         self.insert(resource, Some(owner), Kind::Host(host));
         let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));

@@ -389,6 +389,7 @@ impl Session {
 
     /// Begins to end everything: the ring was stopped or the device reset.
     pub fn begin_stop(&mut self) {
+        self.stopping = true;
         let workers: Vec<u64> = self.workers.keys().copied().collect();
         for worker in workers {
             self.end_worker(worker, "the VMM stopped the device");
@@ -418,6 +419,7 @@ impl Session {
         self.resources.clear();
         self.guest_bytes = 0;
         self.leave_window();
+        self.stopping = false;
         self.stopped = true;
         if !self.workers.is_empty() {
             tracing::warn!("{} workers are not gone after the stop", self.workers.len());

@@ -121,6 +121,7 @@ pub struct Session {
     epoll: OwnedFd,
     timer: OwnedFd,
     timer_set: bool,
+    stopping: bool,
     stopped: bool,
     buffer: Vec<u8>,
 }
@@ -158,6 +159,7 @@ impl Session {
             epoll,
             timer,
             timer_set: false,
+            stopping: false,
             stopped: false,
             buffer: vec![0; MAX_MESSAGE_BYTES],
         };

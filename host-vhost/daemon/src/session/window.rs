@@ -22,6 +22,10 @@ enum Doing {
         resource: u32,
         token: Token,
     },
+    /// Its context has ended.
+    Take {
+        resource: u32,
+    },
     /// The device was stopped meanwhile.
     Forgotten,
 }
@@ -147,18 +151,34 @@ impl Session {
     }
 
     pub(super) fn unmap(&mut self, resource: u32, token: Token) -> Answer {
+        if self.host_blob(resource).is_some_and(|host| std::mem::take(&mut host.taken)) {
+            return Ok(Step::Done(Response::Ok));
+        }
+        if !self.start_unmap(resource, Doing::Unmap { resource, token }) {
+            return refuse(Response::InvalidParameter, format_args!("resource {resource} is not mapped"));
+        }
+        Ok(Step::Pending)
+    }
+
+    /// Unmaps a blob that is not busy, without being asked by the guest: its context has ended.
+    pub(super) fn take_map(&mut self, resource: u32) {
+        self.start_unmap(resource, Doing::Take { resource });
+    }
+
+    /// `false` if it is not mapped.
+    fn start_unmap(&mut self, resource: u32, doing: Doing) -> bool {
         let found = self.host_blob(resource).and_then(|host| host.mapped_at);
         let Some((offset, slot)) = found.and_then(|at| self.window.slots.get(&at).map(|slot| (at, slot)))
         else {
-            return refuse(Response::InvalidParameter, format_args!("resource {resource} is not mapped"));
+            return false;
         };
         let (len, file) = (slot.len, slot.file);
         if let Some(host) = self.host_blob(resource) {
             host.busy = true;
         }
-        let job = self.window.start(Doing::Unmap { resource, token }, offset, file);
+        let job = self.window.start(doing, offset, file);
         self.submit_job(Job::Unmap { job, offset, len });
-        Ok(Step::Pending)
+        true
     }
 
     fn submit_job(&mut self, job: Job) {
@@ -190,6 +210,22 @@ impl Session {
                     }
                 };
                 self.commands.finish(token, response);
+                // What waits for this one waits for the unmap then.
+                if !self.is_abandoned(resource) || !self.start_unmap(resource, Doing::Take { resource }) {
+                    self.resume(resource);
+                }
+            }
+            Doing::Take { resource } => {
+                let unmapped = outcome.result.is_ok();
+                if let Err(why) = outcome.result {
+                    guest_warn!(self.log, "resource {resource}: the VMM does not unmap it: {why}");
+                } else {
+                    self.window.slots.remove(&offset);
+                }
+                if let Some(host) = self.host_blob(resource) {
+                    host.mapped_at = None;
+                    host.taken = unmapped;
+                }
                 self.resume(resource);
             }
             Doing::Unmap { resource, token } => {

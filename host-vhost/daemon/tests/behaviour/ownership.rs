@@ -1,9 +1,11 @@
 //! What contexts leave behind, and whose it is then.
 
+use std::sync::atomic::Ordering;
+
 use virtio_kfd_protocol::calls::Nop;
 use virtio_kfd_protocol::{Nothing, Status};
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, open_files, wait_for};
 use crate::gpu::*;
 use crate::stub;
 use crate::vmm::{SCRATCH, Vmm};
@@ -12,6 +14,8 @@ crate::tests![
     guest_memory_of_ended_contexts_is_free,
     contexts_without_a_worker_count,
     a_late_answer_does_not_reach_a_blob_of_the_same_number,
+    host_memory_of_ended_contexts_is_free,
+    a_map_under_way_when_its_context_ends_is_taken_back,
 ];
 
 /// Has the stub die, and sees that the context is lost.
@@ -82,4 +86,66 @@ fn a_late_answer_does_not_reach_a_blob_of_the_same_number() {
         assert_eq!(vmm.read(place, 0x1000), [0x5a; 0x1000], "{place:#x}");
     }
     check_context(&mut vmm, 2);
+}
+
+fn host_memory_of_ended_contexts_is_free() {
+    let daemon = Daemon::start(&["--shmem-size", "1M"]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 9);
+    let files = open_files(daemon.device());
+    for (ctx, dies) in [(1, false), (2, true)] {
+        open_context(&mut vmm, ctx);
+        for blob in 60..63 {
+            assert_eq!(kind(&vmm.command(&host_blob(ctx, blob, stub::GOOD_BUFFER, 0x2000))), OK);
+        }
+        assert_eq!(kind(&vmm.command(&map_blob(60, 0x4000))), OK_MAP_INFO);
+        assert_eq!(kind(&vmm.command(&map_blob(61, 0x8000))), OK_MAP_INFO);
+        if dies {
+            lose(&mut vmm, ctx);
+            // The process is there and may still look at it.
+            assert_eq!(vmm.read_window(0x4000, stub::HOST_TEXT.len()), stub::HOST_TEXT);
+        }
+        assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, ctx))), OK);
+        wait_for("the unmaps", || vmm.maps.live.lock().unwrap().is_empty());
+        wait_for("the memory's files", || open_files(daemon.device()) == files);
+        assert_eq!(kind(&vmm.command(&map_blob(62, 0xc000))), BAD_RESOURCE, "there is no memory any more");
+        // What the guest does then: one is unmapped first, the others are not.
+        assert_eq!(kind(&vmm.command(&simple(UNMAP_BLOB, 0, &[60, 0]))), OK);
+        assert_eq!(kind(&vmm.command(&simple(UNMAP_BLOB, 0, &[60, 0]))), BAD_PARAMETER);
+        for blob in [60, 61, 62, answer_blob(ctx)] {
+            assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[blob, 0]))), OK, "{blob}");
+        }
+    }
+    // The places are free, and nothing was unmapped twice.
+    assert_eq!(kind(&vmm.command(&host_blob(9, 60, stub::GOOD_BUFFER, 0x8000))), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(60, 0x4000))), OK_MAP_INFO);
+    assert_eq!(vmm.maps.refused.load(Ordering::SeqCst), 0);
+    check_context(&mut vmm, 9);
+}
+
+fn a_map_under_way_when_its_context_ends_is_taken_back() {
+    let daemon = Daemon::start(&["--shmem-size", "1M"]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x2000))), OK);
+    let maps = vmm.maps.clone();
+    // The VMM is busy, so that the map is not done when the context goes.
+    let busy = maps.live.lock().unwrap();
+    let map = vmm.submit(&map_blob(60, 0x4000));
+    let destroy = vmm.submit(&header(CTX_DESTROY, 1));
+    assert_eq!(vmm.next_response().0, destroy);
+    let unmap = vmm.submit(&simple(UNMAP_BLOB, 0, &[60, 0]));
+    let again = vmm.submit(&map_blob(60, 0x4000));
+    assert_eq!(vmm.try_response(), None);
+    drop(busy);
+    let back: Vec<(u16, u32)> = (0..3)
+        .map(|_| {
+            let (head, response) = vmm.next_response();
+            (head, kind(&response))
+        })
+        .collect();
+    assert_eq!(back, [(map, UNSPEC), (unmap, OK), (again, BAD_RESOURCE)]);
+    assert!(vmm.maps.live.lock().unwrap().is_empty());
+    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[60, 0]))), OK);
+    assert_eq!(vmm.maps.refused.load(Ordering::SeqCst), 0);
 }
