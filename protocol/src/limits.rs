@@ -34,8 +34,10 @@ pub const MAX_TILE_CONFIGS: usize = 64;
 /// (virtio-gpu allows 64 rings for each context).
 pub const MAX_RINGS: u32 = 64;
 
-/// Most frames of one context that the host holds at once; the requests of a frame beyond get
-/// [`crate::Status::LIMIT`]. One for each ring that a wait may block, and as many again for calls that share a ring.
+/// Most frames of one context that may be in flight; the host ends a context with more. One for each ring that a
+/// wait may block, and as many again for calls that share a ring. A frame behind a wait on the same ring may cost the
+/// context too, where the VM's control queue is short of room; a wait that finds no room gets
+/// [`crate::Status::LIMIT`] and is to be tried again.
 pub const MAX_FRAMES_IN_FLIGHT: usize = 2 * MAX_RINGS as usize;
 
 /// The ring for calls that do not block.

@@ -142,7 +142,7 @@ impl VmBuilder {
             command.arg("-chardev").arg(format!("socket,id=gpu,path={}", backend.display()));
             command.args([
                 "-device",
-                "vhost-user-test-device-pci,chardev=gpu,virtio-id=16,num_vqs=2,vq_size=256,config_size=20",
+                "vhost-user-test-device-pci,chardev=gpu,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20",
             ]);
         }
         command.args(&self.arguments);

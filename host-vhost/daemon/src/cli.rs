@@ -10,7 +10,7 @@ use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_WINDOW, PAGE};
 /// The vhost-user virtio-gpu device of virtio-kfd: GPU compute for one virtual machine.
 ///
 /// QEMU 11.1 or newer connects with `-chardev socket,id=c0,path=PATH -device
-/// vhost-user-test-device-pci,chardev=c0,virtio-id=16,num_vqs=2,vq_size=256,config_size=20` and needs its memory
+/// vhost-user-test-device-pci,chardev=c0,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20` and needs its memory
 /// as `-object memory-backend-memfd,share=on`.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "vhost-user-kfd", version)]

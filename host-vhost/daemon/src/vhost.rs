@@ -43,8 +43,8 @@ const CONFIG_SPACE: usize = 256;
 
 /// What QEMU offers a guest less than this cannot use.
 pub const NEEDS: &str = "the guest's driver must take VIRTIO_GPU_F_VIRGL, RESOURCE_BLOB and CONTEXT_INIT; QEMU offers them from \
-                     version 11.1 with -device vhost-user-test-device-pci,virtio-id=16,num_vqs=2,config_size=20, not with \
-                     vhost-user-gpu-pci";
+                     version 11.1 with -device vhost-user-test-device-pci,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20, \
+                     not with vhost-user-gpu-pci";
 
 /// The back-end. All of its state is behind one lock, which nobody holds while waiting for the VMM or a worker.
 pub struct Device {
