@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use virtio_kfd_images::tool;
 
+use crate::report::Tally;
 use crate::workspace::{Workspace, run as run_command};
 
 /// Options of `cargo xtask fuzz`.
@@ -40,8 +41,8 @@ const FLAGS: [&str; 8] = [
 /// A target must be named for the flags not to reach build scripts.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds and runs the targets, one after the other.
-pub fn run(options: &Options) -> Result<()> {
+/// Builds and runs the targets, one after the other; the answer is the exit status.
+pub fn run(options: &Options) -> Result<i32> {
     tool::require(&["c++"])?;
     let workspace = Workspace::find()?;
     let target = workspace.target().join("fuzz");
@@ -63,6 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
     build.env("CARGO_TARGET_DIR", &target).env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"));
     run_command(&mut build)?;
 
+    let mut tally = Tally::default();
     for name in TARGETS {
         if !options.only.is_empty() && !options.only.iter().any(|wanted| wanted == name) {
             continue;
@@ -78,8 +80,13 @@ pub fn run(options: &Options) -> Result<()> {
             .args(["-max_len=4096", "-print_final_stats=1", "-verbosity=0"])
             .arg(&found)
             .arg(seeds.join(name));
-        run_command(&mut fuzzer)?;
-        println!("fuzz {name}: ok");
+        let held = run_command(&mut fuzzer);
+        tally.count(held.is_ok());
+        println!(
+            "fuzz {name}: {}",
+            held.map_or_else(|error| format!("FAILED: {error:#}"), |()| "ok".to_owned())
+        );
     }
-    Ok(())
+    println!("{tally}");
+    Ok(i32::from(tally.failed > 0))
 }

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
         Command::Docs(options) => docs::run(&options).map(|()| 0),
-        Command::Fuzz(options) => fuzz::run(&options).map(|()| 0),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options).map(|()| 0),
         Command::Image(options) => image::run(&options).map(|()| 0),
         Command::LinkThunk => link_thunk().map(|()| 0),
