@@ -25,11 +25,17 @@ pub const MAX_RUNS_PER_CONTEXT: usize = 48 * 1024;
 /// Entries of one blob's list as the guest sends them, before neighbours are merged. 16 bytes each.
 pub const MAX_BLOB_ENTRIES: u32 = 1 << 20;
 
-/// HOST3D blobs of a VM: each holds a descriptor in the device.
+/// Whether a context that has `own` of what the VM has `all` of, and `most` at most, may have another one: it may
+/// have as many as it leaves to others, so that a single process cannot take all.
+pub fn has_share(own: usize, all: usize, most: usize) -> bool {
+    own < most.saturating_sub(all)
+}
+
+/// HOST3D blobs of a VM: each holds a descriptor in the device. Shared out by [`has_share`].
 pub const MAX_HOST_BLOBS: usize = 1024;
 
 /// Maps in the shared memory window and regions of guest memory together. QEMU turns each map into a region, and
-/// QEMU 11.1 aborts with 512 of them.
+/// QEMU 11.1 aborts with 512 of them. The maps are shared out by [`has_share`].
 pub const MAX_MAPS_AND_REGIONS: usize = 480;
 
 /// Frames of one context that are not given back yet; with more it is ended.

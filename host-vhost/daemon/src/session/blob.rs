@@ -12,7 +12,7 @@ use super::link::ForWorker;
 use super::{Answer, Asked, Session, Step, Token, refuse};
 use crate::budget::{
     MAX_BLOB_ENTRIES, MAX_BLOBS, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_HOST_BLOBS,
-    MAX_RUNS_PER_CONTEXT, PAGE, WORKER_REPLY,
+    MAX_RUNS_PER_CONTEXT, PAGE, WORKER_REPLY, has_share,
 };
 use crate::chain::Input;
 use crate::command::{self, CreateBlob, Header, MemEntry, Response};
@@ -329,9 +329,14 @@ impl Session {
                 format_args!("host memory of {:#x} bytes, nr_entries {}", request.size, request.nr_entries),
             );
         }
-        let host_blobs = self.resources.values().filter(|r| matches!(r.kind, Kind::Host(_))).count();
-        if host_blobs >= MAX_HOST_BLOBS {
-            return refuse(Response::OutOfMemory, format_args!("{host_blobs} blobs of host memory are open"));
+        let host_blobs = || self.resources.values().filter(|r| matches!(r.kind, Kind::Host(_)));
+        let own = host_blobs().filter(|resource| resource.owner == Some(owner)).count();
+        let all = host_blobs().count();
+        if !has_share(own, all, MAX_HOST_BLOBS) {
+            return refuse(
+                Response::OutOfMemory,
+                format_args!("{all} blobs of host memory are open, {own} of this context"),
+            );
         }
         if let Some(worker) = self.workers.get_mut(&owner) {
             worker.blobs = worker.blobs.saturating_add(1);

@@ -6,7 +6,7 @@ use kfd_ipc::worker::Caching;
 use virtio_bindings::virtio_gpu as gpu;
 
 use super::{Answer, Session, Step, Token, refuse};
-use crate::budget::{MAX_MAPS_AND_REGIONS, PAGE};
+use crate::budget::{MAX_MAPS_AND_REGIONS, PAGE, has_share};
 use crate::command::{MapInfo, Response};
 use crate::guest_warn;
 use crate::mapper::{Job, Outcome};
@@ -39,6 +39,8 @@ struct Running {
 
 #[derive(Debug)]
 struct Slot {
+    /// The worker whose memory it is.
+    owner: Option<u64>,
     len: u64,
     file: FileId,
     /// The VMM has said that it is mapped.
@@ -119,6 +121,8 @@ impl Window {
 impl Session {
     pub(super) fn map(&mut self, resource: u32, token: Token, offset: u64) -> Answer {
         let live = self.window.slots.len().saturating_add(self.memory.regions().len());
+        let owner = self.resources.get(&resource).and_then(|entry| entry.owner);
+        let own = self.window.slots.values().filter(|slot| slot.owner == owner).count();
         let enabled = self.window.enabled;
         let Some(host) = self.host_blob(resource) else {
             return refuse(Response::InvalidResource, format_args!("there is no resource {resource}"));
@@ -133,8 +137,11 @@ impl Session {
             return refuse(Response::InvalidResource, "the worker has exported no memory for it");
         };
         let len = host.size;
-        if live >= MAX_MAPS_AND_REGIONS {
-            return refuse(Response::OutOfMemory, format_args!("{live} maps and memory regions are in use"));
+        if !has_share(own, live, MAX_MAPS_AND_REGIONS) {
+            return refuse(
+                Response::OutOfMemory,
+                format_args!("{live} maps and memory regions are in use, {own} of them by this context"),
+            );
         }
         if let Err(why) = self.window.check(offset, len) {
             return refuse(Response::InvalidParameter, why);
@@ -143,7 +150,7 @@ impl Session {
             host.busy = true;
             host.mapped_at = Some(offset);
         }
-        self.window.slots.insert(offset, Slot { len, file: memory.id, done: false });
+        self.window.slots.insert(offset, Slot { owner, len, file: memory.id, done: false });
         let job = self.window.start(Doing::Map { resource, token }, offset, memory.id);
         let job = Job::Map { job, file: memory.file, file_offset: memory.offset, offset, len };
         self.submit_job(job);
@@ -310,7 +317,7 @@ mod tests {
     fn maps_stay_in_the_window_and_apart() {
         let file = FileId::of(&tempfile::tempfile().unwrap()).unwrap();
         let mut window = Window::new(16 * PAGE);
-        window.slots.insert(4 * PAGE, Slot { len: 4 * PAGE, file, done: true });
+        window.slots.insert(4 * PAGE, Slot { owner: None, len: 4 * PAGE, file, done: true });
         for (offset, len) in [(0, 4), (8, 8), (2, 2), (15, 1)] {
             assert_eq!(window.check(offset * PAGE, len * PAGE), Ok(()), "{offset} {len}");
         }
