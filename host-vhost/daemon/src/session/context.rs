@@ -123,8 +123,7 @@ impl Session {
     }
 
     /// Host memory belongs to the context that made it, guest memory to the first one that it is attached to, for as
-    /// long as it lives: attaching it there again changes nothing, and detaching it happens when the guest closes a
-    /// handle to memory that it still maps.
+    /// long as it lives: attaching it there again changes nothing.
     pub(super) fn attach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
         let Some(context) = self.contexts.get(&header.ctx_id) else {
             return refuse(Response::InvalidContext, "there is no such context");
@@ -149,6 +148,20 @@ impl Session {
             None => refuse(
                 Response::InvalidResource,
                 format_args!("there is no resource {}", request.resource_id),
+            ),
+        }
+    }
+
+'    /// Changes nothing: the guest does this when it closes a handle to memory that it still maps.
+    pub(super) fn detach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
+        let Some(context) = self.contexts.get(&header.ctx_id) else {
+            return refuse(Response::InvalidContext, "there is no such context");
+        };
+        match self.resources.get(&request.resource_id) {
+            Some(resource) if resource.owner == Some(context.worker) => Ok(Step::Done(Response::Ok)),
+            _ => refuse(
+                Response::InvalidResource,
+                format_args!("the context does not have resource {}", request.resource_id),
             ),
         }
     }

@@ -271,9 +271,8 @@ impl Session {
         match command {
             Command::CtxCreate => self.create_context(token, header, input),
             Command::CtxDestroy => self.destroy_context(token, header),
-            Command::CtxAttachResource | Command::CtxDetachResource => {
-                self.attach_resource(header, input.read()?)
-            }
+            Command::CtxAttachResource => self.attach_resource(header, input.read()?),
+            Command::CtxDetachResource => self.detach_resource(header, input.read()?),
             Command::Submit3d => self.submit(token, header, input),
             Command::ResourceCreateBlob => self.create_blob(token, header, input),
             Command::ResourceUnref => {

@@ -16,6 +16,7 @@ crate::tests![
     a_late_answer_does_not_reach_a_blob_of_the_same_number,
     host_memory_of_ended_contexts_is_free,
     a_map_under_way_when_its_context_ends_is_taken_back,
+    a_detach_takes_nothing,
 ];
 
 /// Has the stub die, and sees that the context is lost.
@@ -148,4 +149,22 @@ fn a_map_under_way_when_its_context_ends_is_taken_back() {
     assert!(vmm.maps.live.lock().unwrap().is_empty());
     assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[60, 0]))), OK);
     assert_eq!(vmm.maps.refused.load(Ordering::SeqCst), 0);
+}
+
+fn a_detach_takes_nothing() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    open_context(&mut vmm, 2);
+    assert_eq!(kind(&vmm.command(&guest_blob(0, 50, 0x1000, &[(SCRATCH + 0x10_0000, 0x1000)]))), OK);
+    // Of nobody yet, and of nobody after this.
+    assert_eq!(kind(&vmm.command(&simple(CTX_DETACH, 1, &[50, 0]))), BAD_RESOURCE);
+    assert_eq!(kind(&vmm.command(&simple(CTX_DETACH, 7, &[50, 0]))), BAD_CONTEXT);
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[50, 0]))), OK);
+    assert_eq!(kind(&vmm.command(&simple(CTX_DETACH, 1, &[50, 0]))), BAD_RESOURCE);
+    assert_eq!(kind(&vmm.command(&simple(CTX_DETACH, 2, &[50, 0]))), OK);
+    // It is still there for the context that has it.
+    let mut answer = frame(50, 0x80);
+    answer.push::<Nop>(&Nothing {}, &[], 0).unwrap();
+    assert_eq!(kind(&vmm.command(&submit(2, 0, 1, &answer.finish()))), OK);
 }
