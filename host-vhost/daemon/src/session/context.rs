@@ -152,7 +152,7 @@ impl Session {
         }
     }
 
-'    /// Changes nothing: the guest does this when it closes a handle to memory that it still maps.
+    /// Changes nothing: the guest does this when it closes a handle to memory that it still maps.
     pub(super) fn detach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
         let Some(context) = self.contexts.get(&header.ctx_id) else {
             return refuse(Response::InvalidContext, "there is no such context");
