@@ -19,6 +19,7 @@ crate::tests![
     host_memory_that_cannot_be_had,
     commands_wait_for_the_memory_they_need,
     without_a_window_there_are_no_maps,
+    a_worker_that_keeps_a_blob_is_ended,
 ];
 
 /// Has the stub write into a blob.
@@ -303,4 +304,26 @@ fn without_a_window_there_are_no_maps() {
     assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
     assert_eq!(kind(&vmm.command(&map_blob(60, 0))), UNSPEC);
     check_context(&mut vmm, 1);
+}
+
+/// The guest gets its pages back in any case, but not before the worker that has them mapped is gone.
+fn a_worker_that_keeps_a_blob_is_ended() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    open_context(&mut vmm, 2);
+    let worker = daemon.workers().len();
+    assert_eq!(worker, 2);
+    assert_eq!(kind(&vmm.command(&guest_blob(1, stub::KEPT_BLOB, 0x1000, &[(SCRATCH, 0x1000)]))), OK);
+    let head = vmm.submit(&simple(RESOURCE_UNREF, 0, &[stub::KEPT_BLOB, 0]));
+    // The other context goes on meanwhile, and this one too.
+    let other = vmm.submit(&submit(2, 0, 1, &nop(2, 0)));
+    assert_eq!(vmm.next_response().0, other);
+    assert_eq!(daemon.workers().len(), 2);
+    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[stub::KEPT_BLOB, 0]))), BAD_RESOURCE);
+    let (back, response) = vmm.next_response();
+    assert_eq!((back, kind(&response)), (head, OK));
+    assert_eq!(daemon.workers().len(), 1);
+    assert_eq!(run(&mut vmm, 1, &nop(1, 0)), [Status::WORKER_LOST]);
+    check_context(&mut vmm, 2);
 }

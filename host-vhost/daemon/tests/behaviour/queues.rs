@@ -13,6 +13,7 @@ crate::tests![
     a_ring_that_jumps_stands_still_until_it_is_set_up_again,
     the_cursor_queue_is_emptied,
     notifications_by_index,
+    random_commands_do_no_harm,
 ];
 
 const A: u64 = SCRATCH;
@@ -186,4 +187,57 @@ fn notifications_by_index() {
         wait_for_some("an interrupt", || vmm.control.call.read().ok());
         assert_eq!(vmm.next_response().0, head);
     }
+}
+
+/// xorshift64 (Marsaglia 2003): the same commands in each run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+fn random_commands_do_no_harm() {
+    let daemon = Daemon::start(&["--max-contexts", "4"]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 9);
+    let mut random = Random(0x6b66_6476_6872_7421);
+    let kinds =
+        [CTX_CREATE, CTX_DESTROY, CTX_ATTACH, SUBMIT_3D, CREATE_BLOB, RESOURCE_UNREF, MAP_BLOB, UNMAP_BLOB];
+    for round in 0..4000u64 {
+        // Few contexts and resources, so that commands meet; the one that must survive is not among them.
+        let ctx = random.next(4) as u32;
+        let resource = random.next(6) as u32;
+        let page = [(SCRATCH + random.next(16) * 0x800, 0x1000)];
+        let mut command = match kinds[random.next(kinds.len() as u64) as usize] {
+            CTX_CREATE => ctx_create(ctx, 8),
+            CREATE_BLOB if random.next(2) == 0 => guest_blob(ctx, resource, 0x1000, &page),
+            CREATE_BLOB => host_blob(ctx, resource, random.next(5) as u32, 0x1000),
+            MAP_BLOB => map_blob(resource, random.next(8) * 0x800),
+            SUBMIT_3D => {
+                let mut frame = frame(resource, random.next(4) * 0x200);
+                frame.push::<virtio_kfd_protocol::calls::Nop>(&Default::default(), &[], 0).unwrap();
+                submit(ctx, random.next(4) as u8, round, &frame.finish())
+            }
+            other => simple(other, ctx, &[resource, 0]),
+        };
+        // In every fourth some bytes are wrong, or the end is missing.
+        if round % 4 == 0 {
+            let at = random.next(command.len() as u64) as usize;
+            command[at] ^= 1 << random.next(8);
+            command.truncate(1 + random.next(command.len() as u64 * 2) as usize);
+        }
+        // A change of the context's number would end up at the survivor.
+        if command.get(16..20).is_some_and(|ctx| ctx == 9u32.to_le_bytes()) {
+            continue;
+        }
+        let head = vmm.submit(&command);
+        assert_eq!(vmm.next_response().0, head, "{command:x?}");
+    }
+    check_context(&mut vmm, 9);
+    assert!(daemon.workers().len() <= 4);
 }

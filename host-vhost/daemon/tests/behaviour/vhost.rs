@@ -235,6 +235,7 @@ fn after_a_disconnect_the_next_one_starts_anew() {
 
 fn many_connections_leave_nothing_behind() {
     let daemon = Daemon::start(&[]);
+    daemon.device();
     let files = open_files(daemon.child.id());
     for _ in 0..50 {
         let mut vmm = Vmm::connect(&daemon);
