@@ -445,3 +445,51 @@ fn add_region(region: &Region) -> ForWorker {
     let message = ToWorker::AddRegion { region: *id, file_offset: *file_offset, size: *size };
     ForWorker::WithFile(message, file.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::WORKER_REPLY;
+    use crate::config::DeviceConfig;
+
+    #[test]
+    fn a_worker_that_starts_has_time_for_that_and_then_for_its_answer() {
+        let config = DeviceConfig {
+            gpus: Vec::new(),
+            gpu_count: 1,
+            vram_limit: None,
+            guest_memory_limit: None,
+            window: 0,
+            max_contexts: 2,
+            log: String::new(),
+        };
+        let (supervisor, _other_end) = Channel::pair().unwrap();
+        let mut session = Session::new(config, supervisor, Default::default()).unwrap();
+        let now = Instant::now();
+        let start_by = now + WORKER_START;
+        for (id, start_by) in [(1, None), (2, Some(start_by))] {
+            session.workers.insert(
+                id,
+                Worker {
+                    id,
+                    context: 0,
+                    link: Link::default(),
+                    create: None,
+                    start_by,
+                    ending: false,
+                    on_exit: Vec::new(),
+                    blobs: 0,
+                    runs: 0,
+                },
+            );
+        }
+        let ticket = |session: &mut Session, worker, patience| {
+            let ticket = session.new_ticket(worker, Asked::RemoveRegion, patience);
+            session.tickets.get(&ticket).unwrap().deadline
+        };
+        let runs = ticket(&mut session, 1, Some(WORKER_REPLY)).unwrap();
+        assert!(runs >= now + WORKER_REPLY && runs < start_by, "{:?}", runs - now);
+        assert_eq!(ticket(&mut session, 2, Some(WORKER_REPLY)), Some(start_by + WORKER_REPLY));
+        assert_eq!(ticket(&mut session, 2, None), None, "a frame has no deadline");
+    }
+}

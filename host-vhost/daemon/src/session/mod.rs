@@ -326,7 +326,11 @@ impl Session {
 
     fn new_ticket(&mut self, worker: u64, asked: Asked, patience: Option<Duration>) -> u64 {
         self.last_ticket = self.last_ticket.wrapping_add(1);
-        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let now = Instant::now();
+        // A worker that still starts hears of it only then.
+        let start_by = self.workers.get(&worker).and_then(|worker| worker.start_by);
+        let from = start_by.map_or(now, |start_by| start_by.max(now));
+        let deadline = patience.and_then(|patience| from.checked_add(patience));
         self.tickets.insert(self.last_ticket, Ticket { worker, asked, deadline });
         if deadline.is_some() {
             self.set_timer();
