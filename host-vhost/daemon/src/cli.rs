@@ -32,7 +32,8 @@ pub struct Args {
     #[arg(long = "gpu", value_name = "SELECTOR")]
     pub gpus: Vec<String>,
 
-    /// Most VRAM of each guest process, with a suffix K, M, G or T.
+    /// Most VRAM of each guest process, not of the VM: all together may have up to --max-contexts times as much. With
+    /// a suffix K, M, G or T.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub vram_limit: Option<u64>,
 

@@ -10,7 +10,7 @@ pub struct DeviceConfig {
     pub gpus: Vec<String>,
     /// How many GPUs they select.
     pub gpu_count: u32,
-    /// Most bytes of VRAM of a context, or no limit.
+    /// Most bytes of VRAM of each context, or no limit. There is none over all contexts.
     pub vram_limit: Option<u64>,
     /// Most bytes of guest memory in blobs, over all contexts, or no limit.
     pub guest_memory_limit: Option<u64>,
