@@ -72,7 +72,8 @@ impl Session {
             );
         }
         // A worker that is still ending has no context any more, and a context may have lost its worker.
-        let open = self.workers.len().max(self.contexts.len());
+        let alone = self.contexts.values().filter(|context| !self.workers.contains_key(&context.worker));
+        let open = self.workers.len().saturating_add(alone.count());
         if open >= self.config.max_contexts as usize {
             return refuse(
                 Response::OutOfMemory,
