@@ -122,6 +122,31 @@ impl Daemon {
         Ok(sum)
     }
 
+    /// What the daemon holds once nothing runs any more: no worker is there, and two looks one after the other are
+    /// the same.
+    ///
+    /// # Errors
+    /// `limit` has passed before that.
+    pub fn settled(&self, limit: Duration) -> Result<Holdings> {
+        let begin = Instant::now();
+        self.wait_for_workers(0, limit)?;
+        let mut before = None;
+        loop {
+            // A process may end while it is looked at.
+            let now = self.holdings().ok();
+            if let (Some(before), Some(now)) = (before, now)
+                && before == now
+            {
+                return Ok(now);
+            }
+            if begin.elapsed() > limit {
+                bail!("not settled after {limit:?}: {before:?}, {now:?}\n{}", self.report());
+            }
+            before = now;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Waits until there are `count` workers, and tells how long that took.
     ///
     /// # Errors

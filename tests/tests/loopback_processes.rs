@@ -142,8 +142,7 @@ fn five_hundred_rounds_leave_nothing_behind() {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        daemon.wait_for_workers(0, SOON).unwrap();
-        (daemon.holdings().unwrap(), keeper)
+        (daemon.settled(SOON).unwrap(), keeper)
     };
     let (few, keeper) = linger("20", 1);
     drop(keeper);
@@ -185,24 +184,12 @@ fn a_vmm_that_is_killed_is_followed_by_the_next() {
         // Dropping has reaped the VMM; from here the daemon has its second.
         daemon.wait_for_workers(0, SECOND).unwrap_or_else(|error| panic!("round {round}: {error:#}"));
         if round == 5 {
-            first = Some(settled(&daemon));
+            first = Some(daemon.settled(SOON).unwrap());
         }
     }
-    let (first, last) = (first.unwrap(), settled(&daemon));
+    let (first, last) = (first.unwrap(), daemon.settled(SOON).unwrap());
     assert_eq!((first.descriptors, first.processes), (last.descriptors, last.processes));
     let mut command = Command::new(&hostile);
     command.args(["rounds", "1"]).env(LOOPBACK_VARIABLE, daemon.socket());
     assert_eq!(text(command, SOON).unwrap(), "rounds: 1\n");
-}
-
-/// What the daemon holds once the process that served the last connection is gone.
-fn settled(daemon: &Daemon) -> virtio_kfd_tests::host::Holdings {
-    let begin = Instant::now();
-    loop {
-        let held = daemon.holdings();
-        match held {
-            Ok(held) if held.processes == 1 || begin.elapsed() > Duration::from_secs(5) => return held,
-            _ => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }

@@ -105,12 +105,12 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("more contexts than allowed", frames::many_contexts),
 ];
 
-/// Runs them all, with a neighbour beside them.
-pub fn run(seed: u64, frames: u64) -> Result<()> {
+/// Runs them all, or the one of that name, with a neighbour beside them.
+pub fn run(seed: u64, frames: u64, only: Option<&str>) -> Result<()> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let neighbour = scope.spawn(|| neighbour::watch(&done, || Ok(())));
-        let attacked = all(seed, frames);
+        let attacked = all(seed, frames, only);
         done.store(true, Ordering::Release);
         let rounds = neighbour.join().map_err(|_| anyhow!("the neighbour panicked"))?;
         attacked?;
@@ -119,10 +119,13 @@ pub fn run(seed: u64, frames: u64) -> Result<()> {
     })
 }
 
-fn all(seed: u64, frames: u64) -> Result<()> {
+fn all(seed: u64, frames: u64, only: Option<&str>) -> Result<()> {
     let mut accepted = Vec::new();
     let mut sent = 0;
     for (number, (name, attack)) in (0u64..).zip(ATTACKS) {
+        if only.is_some_and(|only| only != *name) {
+            continue;
+        }
         let mut report = Report::default();
         attack(&mut Random::new(seed.wrapping_add(number)), frames, &mut report)
             .with_context(|| format!("attack {name:?} after {} tries", report.sent))?;

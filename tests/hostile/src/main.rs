@@ -1,7 +1,7 @@
 //! `kfd-hostile`: what a guest process can do to the host, and what its neighbours are promised meanwhile.
 //!
 //! ```text
-//! kfd-hostile attack SEED FRAMES   sends garbage of every kind; fails if any of it was accepted
+//! kfd-hostile attack SEED FRAMES [NAME]   sends garbage, of every kind or one; fails if any of it was accepted
 //! kfd-hostile neighbour            calls and checks the answers until its input ends
 //! kfd-hostile hold                 takes resources and waits on an event for ever, to be killed
 //! kfd-hostile rounds N             connects, takes resources and closes, N times
@@ -32,10 +32,11 @@ fn run() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse::<u64>().with_context(|| format!("{text:?}: expected a number"));
     match arguments.as_slice() {
-        ["attack", seed, frames] => attack::run(number(seed)?, number(frames)?),
+        ["attack", seed, frames] => attack::run(number(seed)?, number(frames)?, None),
+        ["attack", seed, frames, name] => attack::run(number(seed)?, number(frames)?, Some(name)),
         ["neighbour"] => neighbour::run(),
         ["hold"] => neighbour::hold(),
         ["rounds", rounds] => neighbour::rounds(number(rounds)?),
-        _ => bail!("usage: attack SEED FRAMES | neighbour | hold | rounds N, found {arguments:?}"),
+        _ => bail!("usage: attack SEED FRAMES [NAME] | neighbour | hold | rounds N, found {arguments:?}"),
     }
 }
