@@ -35,7 +35,7 @@ pub const SESSION_EVENT: u64 = 3;
 /// Longest queue: crosvm asks for as many unless told otherwise, and gives up on less.
 const MAX_QUEUE_SIZE: usize = 32 * 1024;
 
-/// Commands between two looks at what the workers say.
+/// Chains between two looks at what the workers say.
 const COMMANDS_PER_TURN: usize = 64;
 
 /// Bytes of config space that can be read; what the device does not have is zero.
@@ -75,6 +75,15 @@ enum Next {
     Dead,
 }
 
+/// How a turn with a queue went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// There may be more.
+    More,
+    /// Nothing more until the next notification.
+    Over,
+}
+
 impl Device {
     /// A device around a session that shares `backend` with it.
     pub fn new(session: Session, backend: SharedBackend, window: u64) -> Self {
@@ -98,44 +107,61 @@ impl Device {
 
     /// Serves the control queue until it is empty.
     fn serve_control(&self, vring: &VringRwLock) {
-        let mut idle = false;
-        loop {
-            for _ in 0..COMMANDS_PER_TURN {
-                let mut state = self.lock();
-                state.control.get_or_insert_with(|| vring.clone());
-                let ram = state.session.ram().clone();
-                let queue_size = vring.get_ref().get_queue().size();
-                state.session.set_queue_size(queue_size);
-                if !state.session.has_room(queue_size) {
-                    // A driver that keeps the rules never comes here. The next completion goes on.
-                    state.flush();
-                    return;
-                }
-                match next_chain(vring, ram.clone(), &mut state.session) {
-                    Next::Chain(chain, head) => {
-                        idle = false;
-                        state.session.start();
-                        take_command(&mut state, vring, &ram, chain, head);
-                    }
-                    Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
-                    Next::Empty | Next::Dead => {
-                        state.flush();
-                        return;
-                    }
-                }
-            }
-            let mut state = self.lock();
-            state.session.poll();
-            state.flush();
+        while self.control_turn(vring) == Turn::More {
+            self.attend();
         }
     }
 
-    /// Gives back what the guest puts on the cursor queue: there is no cursor.
-    fn serve_cursor(&self, vring: &VringRwLock) {
+    /// Takes some commands. A driver that adds more all the time keeps neither workers nor deadlines waiting.
+    fn control_turn(&self, vring: &VringRwLock) -> Turn {
         let mut idle = false;
-        loop {
+        for _ in 0..COMMANDS_PER_TURN {
             let mut state = self.lock();
+            state.control.get_or_insert_with(|| vring.clone());
             let ram = state.session.ram().clone();
+            let queue_size = vring.get_ref().get_queue().size();
+            state.session.set_queue_size(queue_size);
+            if !state.session.has_room(queue_size) {
+                // A driver that keeps the rules never comes here. The next completion goes on.
+                state.flush();
+                return Turn::Over;
+            }
+            match next_chain(vring, ram.clone(), &mut state.session) {
+                Next::Chain(chain, head) => {
+                    idle = false;
+                    state.session.start();
+                    take_command(&mut state, vring, &ram, chain, head);
+                }
+                Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
+                Next::Empty | Next::Dead => {
+                    state.flush();
+                    return Turn::Over;
+                }
+            }
+        }
+        Turn::More
+    }
+
+    /// Gives back what the guest puts on the cursor queue, which is for nothing, until it is empty. All else goes on
+    /// meanwhile.
+    fn serve_cursor(&self, vring: &VringRwLock, control: Option<&VringRwLock>) {
+        let mut left_some = false;
+        while self.cursor_turn(vring) == Turn::More {
+            self.attend();
+            left_some = control.is_some_and(|control| self.control_turn(control) == Turn::More);
+        }
+        // The notification for those may be used up.
+        if let (true, Some(control)) = (left_some, control) {
+            self.serve_control(control);
+        }
+    }
+
+    fn cursor_turn(&self, vring: &VringRwLock) -> Turn {
+        let mut idle = false;
+        let mut state = self.lock();
+        let ram = state.session.ram().clone();
+        let mut turn = Turn::More;
+        for _ in 0..COMMANDS_PER_TURN {
             match next_chain(vring, ram.clone(), &mut state.session) {
                 Next::Chain(_, head) => {
                     idle = false;
@@ -143,15 +169,17 @@ impl Device {
                 }
                 Next::Empty if !idle && wants_more(vring, &ram) => idle = true,
                 Next::Empty | Next::Dead => {
-                    signal(vring, &ram);
-                    return;
+                    turn = Turn::Over;
+                    break;
                 }
             }
         }
+        signal(vring, &ram);
+        turn
     }
 
-    /// Messages of workers and the supervisor, outcomes of maps, deadlines.
-    fn serve_session(&self) {
+    /// Messages of workers and the supervisor, outcomes of maps, deadlines. Returns whether commands were given back.
+    fn attend(&self) -> bool {
         let mut state = self.lock();
         state.session.poll();
         let gave_back = state.flush();
@@ -160,8 +188,12 @@ impl Device {
             std::process::exit(1);
         }
         self.changed.notify_all();
-        let control = state.control.clone();
-        drop(state);
+        gave_back
+    }
+
+    fn serve_session(&self) {
+        let gave_back = self.attend();
+        let control = self.lock().control.clone();
         // The queue may have been left alone because too much was in flight.
         if let (true, Some(control)) = (gave_back, control) {
             self.serve_control(&control);
@@ -373,7 +405,7 @@ impl VhostUserBackend for Device {
     ) -> io::Result<()> {
         match (event, vrings.get(usize::from(event))) {
             (CONTROL, Some(vring)) => self.serve_control(vring),
-            (CURSOR, Some(vring)) => self.serve_cursor(vring),
+            (CURSOR, Some(vring)) => self.serve_cursor(vring, vrings.get(usize::from(CONTROL))),
             _ => self.serve_session(),
         }
         Ok(())

@@ -5,16 +5,17 @@ use virtio_kfd_protocol::calls::{Nop, WaitEvents};
 use virtio_kfd_protocol::limits::MAX_FRAMES_IN_FLIGHT;
 use virtio_kfd_protocol::{Nothing, WaitEventsRequest};
 
-use crate::daemon::{Daemon, wait_for};
+use crate::daemon::{Daemon, wait_for, wait_for_some};
 use crate::gpu::*;
 use crate::stub;
-use crate::vmm::{QUEUE, Vmm};
+use crate::vmm::{Desc, NEXT, QUEUE, SCRATCH, Vmm, WRITE};
 
 crate::tests![
     a_context_with_too_many_frames_is_ended,
     refused_frames_behind_a_wait_count,
     frames_behind_waits_do_not_fill_the_queue,
     waits_beyond_the_room_are_tried_again,
+    a_long_cursor_queue_does_not_keep_the_control_queue_waiting,
 ];
 
 /// Waits that a queue of [`QUEUE`] places takes: a quarter is kept free.
@@ -145,4 +146,26 @@ fn waits_beyond_the_room_are_tried_again() {
     check_context(&mut vmm, 3);
     assert_eq!(vmm.try_response(), None);
     assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
+}
+
+/// Between turns of the cursor queue the control queue gets its own: here without a notification, which says that the
+/// device did not come to it another way.
+fn a_long_cursor_queue_does_not_keep_the_control_queue_waiting() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    let mem = vmm.mem.clone();
+    let desc = |addr, len, flags, next| Desc { addr, len, flags, next };
+    for head in 0..QUEUE {
+        vmm.cursor.set_desc(&mem, head, desc(SCRATCH, 24, 0, 0));
+        vmm.cursor.offer(&mem, head);
+    }
+    vmm.write(SCRATCH, &header(GET_DISPLAY_INFO, 0));
+    vmm.control.set_desc(&mem, HEADS, desc(SCRATCH, 24, NEXT, HEADS + 1));
+    vmm.control.set_desc(&mem, HEADS + 1, desc(SCRATCH + 0x1000, 24, WRITE, 0));
+    vmm.control.offer(&mem, HEADS);
+    vmm.cursor.kick();
+    assert_eq!(wait_for_some("the answer", || vmm.control.used(&mem)), (HEADS, 24));
+    for head in 0..QUEUE {
+        assert_eq!(wait_for_some("a cursor command", || vmm.cursor.used(&mem)), (head, 0));
+    }
 }
