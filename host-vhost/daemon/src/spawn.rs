@@ -64,3 +64,16 @@ pub fn take_inherited(number: RawFd) -> io::Result<OwnedFd> {
     // the process, before anything else opens a descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
+
+/// Keeps from all children what this process was started with by oversight, be it of a shell or a service manager.
+#[allow(unsafe_code)] // close_range has no safe form
+pub fn keep_inherited_to_ourselves() -> io::Result<()> {
+    let (first, last) = (kfd_ipc::IPC_FD.unsigned_abs(), u32::MAX);
+    // By its number: the C library may be older than its function.
+    // SAFETY: close_range with CLOSE_RANGE_CLOEXEC sets a flag of the open descriptors, closes none and touches no
+    // memory.
+    let result = unsafe {
+        nix::libc::syscall(nix::libc::SYS_close_range, first, last, nix::libc::CLOSE_RANGE_CLOEXEC)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

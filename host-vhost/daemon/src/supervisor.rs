@@ -24,7 +24,7 @@ use crate::cli::{Args, Kfd};
 use crate::config::DeviceConfig;
 use crate::device::UNUSABLE;
 use crate::socket::{Socket, SocketError};
-use crate::spawn::spawn;
+use crate::spawn::{keep_inherited_to_ourselves, spawn};
 use crate::vhost::NEEDS;
 use crate::workers::{WorkerProgram, Workers, beside, describe};
 
@@ -106,6 +106,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> SupervisorErr
 /// Runs until it is told to end, or the only connection is over.
 pub fn run(args: &Args) -> Result<(), SupervisorError> {
     crate::init_log(&args.log);
+    // Linux has this from 5.11.
+    keep_inherited_to_ourselves().map_err(system("close_range"))?;
     let program = worker_program(args)?;
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {

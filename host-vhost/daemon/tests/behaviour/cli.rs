@@ -19,6 +19,7 @@ crate::tests![
     a_signal_ends_everything,
     a_connected_descriptor,
     a_listening_descriptor,
+    descriptors_that_were_left_open_end_here,
 ];
 
 fn bad_input_ends_with_one_sentence() {
@@ -120,4 +121,23 @@ fn a_listening_descriptor() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// A shell or a service manager may have open what neither the device nor a worker is to reach.
+fn descriptors_that_were_left_open_end_here() {
+    let secret = rustix::fs::memfd_create("left-open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    // With a number that no child uses for something else.
+    let left_open = nix::fcntl::fcntl(&secret, nix::fcntl::FcntlArg::F_DUPFD(40)).unwrap();
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    let has = |pid: u32| {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let names = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        names.filter(|name| name.to_string_lossy().contains("left-open")).count()
+    };
+    assert_eq!(has(daemon.child.id()), 1, "the test leaves it open");
+    assert_eq!(has(daemon.device()), 0);
+    assert_eq!(has(daemon.workers()[0]), 0);
+    nix::unistd::close(left_open).unwrap();
 }
