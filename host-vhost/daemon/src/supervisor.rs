@@ -16,13 +16,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use thiserror::Error;
 
 use crate::budget::WORKER_START;
 use crate::cli::{Args, Kfd};
 use crate::config::DeviceConfig;
 use crate::device::UNUSABLE;
+use crate::session::link::{Link, Message, receive};
 use crate::socket::{Socket, SocketError};
 use crate::spawn::{keep_inherited_to_ourselves, spawn};
 use crate::vhost::NEEDS;
@@ -42,6 +42,12 @@ const LONG_LIFE: Duration = Duration::from_secs(10);
 
 /// How long a device process may live after it has closed its channel.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Messages taken from the device before signals and workers that have ended get their turn.
+const MESSAGES_PER_TURN: usize = 64;
+
+/// Messages that wait for the device before it is not heard any more. What it has asked for still comes to this.
+const MAX_BACKLOG: usize = 1024;
 
 /// How a line of the model's library begins.
 const MODEL_SAYS: &str = "kfd-model: ";
@@ -301,16 +307,16 @@ impl Supervisor {
     /// One device process, from its start to its end.
     fn serve_connection(&mut self) -> Result<Ended, SupervisorError> {
         let (ours, theirs) = Channel::pair()?;
-        let flags = fcntl_getfl(&ours).map_err(system("fcntl"))?;
         // A device that does not read may not hold up its supervisor.
-        fcntl_setfl(&ours, flags | OFlags::NONBLOCK).map_err(system("fcntl"))?;
+        let mut link = Link::default();
+        link.connect(ours)?;
         let program = std::env::current_exe().map_err(system("the path of this program"))?;
         let mut command = Command::new(program);
         command.arg("--device-process").arg(&self.config).env_clear();
         let mut device = spawn(command, &[theirs.as_fd(), self.socket.as_fd()])
             .map_err(system("the device process cannot be started"))?;
         drop(theirs);
-        let ended = self.attend(&mut device, &ours);
+        let ended = self.attend(&mut device, &mut link);
         if !matches!(ended, Ok(Ended::Device(_))) {
             // Fails only if it has ended by itself.
             let _ = device.kill();
@@ -320,15 +326,23 @@ impl Supervisor {
         ended
     }
 
-    fn attend(&mut self, device: &mut Child, channel: &Channel) -> Result<Ended, SupervisorError> {
+    fn attend(&mut self, device: &mut Child, link: &mut Link<ForDevice>) -> Result<Ended, SupervisorError> {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let mut closed: Option<Instant> = None;
         loop {
             let mut waiting = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             let mut patience = PollTimeout::NONE;
-            match closed {
-                None => waiting.push(PollFd::new(channel.as_fd(), PollFlags::POLLIN)),
-                Some(_) => patience = PollTimeout::from(100u8),
+            match link.descriptor().filter(|_| closed.is_none()) {
+                Some(descriptor) => {
+                    let mut flags = PollFlags::empty();
+                    flags.set(PollFlags::POLLIN, link.backlog() < MAX_BACKLOG);
+                    flags.set(PollFlags::POLLOUT, link.is_waiting());
+                    waiting.push(PollFd::new(descriptor, flags));
+                }
+                None => patience = PollTimeout::from(100u8),
+            }
+            if link.is_starved() {
+                patience = PollTimeout::from(100u8);
             }
             match poll(&mut waiting, patience) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -340,15 +354,16 @@ impl Supervisor {
                     Some(signal) => return Ok(Ended::Told(signal)),
                 }
             }
-            let mut heard = Ok(());
+            let mut heard = if closed.is_none() { link.flush() } else { Ok(()) };
             for (worker, how) in self.workers.reap() {
-                heard = heard.and(tell(channel, &FromSupervisor::Exited { worker, how }, None));
+                heard =
+                    heard.and_then(|()| link.send(ForDevice::plain(FromSupervisor::Exited { worker, how })));
             }
             if let Some(status) = device.try_wait().map_err(system("waitpid"))? {
                 return Ok(Ended::Device(status));
             }
             if closed.is_none() {
-                heard = heard.and_then(|()| self.read_device(channel, &mut buffer));
+                heard = heard.and_then(|()| self.read_device(link, &mut buffer));
             }
             match heard {
                 Ok(()) => {}
@@ -370,28 +385,95 @@ impl Supervisor {
         }
     }
 
-    /// Does what the device asks.
-    fn read_device(&mut self, channel: &Channel, buffer: &mut [u8]) -> Result<(), IpcError> {
-        loop {
-            let message = match channel.receive::<ToSupervisor>(buffer) {
-                Ok((message, _)) => message,
-                Err(IpcError::System { errno: Errno::EAGAIN, .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            };
+    /// Does what the device asks, for one turn: signals and workers that have ended get theirs in any case. A device
+    /// that does not read what it is told is not heard.
+    fn read_device(&mut self, link: &mut Link<ForDevice>, buffer: &mut [u8]) -> Result<(), IpcError> {
+        for _ in 0..MESSAGES_PER_TURN {
+            if link.backlog() >= MAX_BACKLOG {
+                break;
+            }
+            let Some(channel) = link.channel() else { break };
+            let Some((message, _)) = receive::<ToSupervisor>(channel, buffer)? else { break };
             match message {
                 ToSupervisor::Kill { worker } => self.workers.kill(worker),
-                ToSupervisor::Start { worker } => match self.workers.start(worker) {
-                    Ok((pid, end)) => {
-                        tell(channel, &FromSupervisor::Started { worker, pid: Ok(pid) }, Some(&end))?;
-                    }
-                    Err(why) => tell(channel, &FromSupervisor::Started { worker, pid: Err(why) }, None)?,
-                },
+                ToSupervisor::Start { worker } => {
+                    let (pid, end) = match self.workers.start(worker) {
+                        Ok((pid, end)) => (Ok(pid), Some(end)),
+                        Err(why) => (Err(why), None),
+                    };
+                    link.send(ForDevice { message: FromSupervisor::Started { worker, pid }, end })?;
+                }
             }
         }
+        Ok(())
     }
 }
 
-/// Tells the device something. A device that leaves its messages unread is an error.
-fn tell(channel: &Channel, message: &FromSupervisor, end: Option<&Channel>) -> Result<(), IpcError> {
-    channel.send(message, end.map(AsFd::as_fd))
+/// A message to the device, and the device's end of the channel to a worker.
+struct ForDevice {
+    message: FromSupervisor,
+    end: Option<Channel>,
+}
+
+impl ForDevice {
+    fn plain(message: FromSupervisor) -> Self {
+        ForDevice { message, end: None }
+    }
+}
+
+impl Message for ForDevice {
+    fn send(&self, channel: &Channel) -> Result<(), IpcError> {
+        channel.send(&self.message, self.end.as_ref().map(AsFd::as_fd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_floods_gets_turns_and_one_that_reads_late_loses_nothing() {
+        const REQUESTS: u64 = 3000;
+        let directory = tempfile::tempdir().unwrap();
+        let program = WorkerProgram { path: directory.path().join("none"), environment: Vec::new() };
+        let mut supervisor = Supervisor {
+            signals: SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_CLOEXEC).unwrap(),
+            socket: Socket::bind(&directory.path().join("s")).unwrap(),
+            workers: Workers::new(program, 8),
+            config: String::new(),
+        };
+        let (ours, device) = Channel::pair().unwrap();
+        let mut link = Link::default();
+        link.connect(ours).unwrap();
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        // The device asks for workers, which cannot be started, and reads no answer.
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                for worker in 0..REQUESTS {
+                    device.send(&ToSupervisor::Start { worker }, None).unwrap();
+                }
+            });
+            while link.backlog() < MAX_BACKLOG {
+                let before = link.backlog();
+                supervisor.read_device(&mut link, &mut buffer).unwrap();
+                assert!(link.backlog() <= before + MESSAGES_PER_TURN);
+            }
+            supervisor.read_device(&mut link, &mut buffer).unwrap();
+            assert_eq!(link.backlog(), MAX_BACKLOG, "bounded");
+            // Now it reads.
+            let mut theirs = vec![0; MAX_MESSAGE_BYTES];
+            for expected in 0..REQUESTS {
+                link.flush().unwrap();
+                supervisor.read_device(&mut link, &mut buffer).unwrap();
+                while link.backlog() == 0 && !asking.is_finished() {
+                    supervisor.read_device(&mut link, &mut buffer).unwrap();
+                    std::thread::yield_now();
+                }
+                match device.receive::<FromSupervisor>(&mut theirs).unwrap().0 {
+                    FromSupervisor::Started { worker, pid: Err(_) } => assert_eq!(worker, expected),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
 }

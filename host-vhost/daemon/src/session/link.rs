@@ -59,17 +59,23 @@ impl Message for ForWorker {
 pub struct Link<M> {
     channel: Option<Channel>,
     waiting: VecDeque<M>,
+    starved: bool,
     watched: bool,
 }
 
 impl<M> Default for Link<M> {
     fn default() -> Self {
-        Link { channel: None, waiting: VecDeque::new(), watched: false }
+        Link { channel: None, waiting: VecDeque::new(), starved: false, watched: false }
     }
 }
 
 fn would_block(error: &IpcError) -> bool {
     matches!(error, IpcError::System { errno: Errno::EAGAIN | Errno::ENOBUFS, .. })
+}
+
+/// Descriptors on their way are counted for each user, over all processes and VMs (unix(7), ETOOMANYREFS).
+fn too_many_in_flight(error: &IpcError) -> bool {
+    matches!(error, IpcError::System { errno: Errno::ETOOMANYREFS, .. })
 }
 
 impl<M: Message> Link<M> {
@@ -104,19 +110,35 @@ impl<M: Message> Link<M> {
     /// Sends what waits, as far as it goes.
     pub fn flush(&mut self) -> Result<(), IpcError> {
         let Some(channel) = &self.channel else { return Ok(()) };
+        self.starved = false;
         while let Some(message) = self.waiting.front() {
             match message.send(channel) {
                 Ok(()) => self.waiting.pop_front(),
                 Err(error) if would_block(&error) => return Ok(()),
+                Err(error) if too_many_in_flight(&error) => {
+                    self.starved = true;
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             };
         }
         Ok(())
     }
 
-    /// Whether something waits for room in the socket.
+    /// Whether something waits for room in the socket, which poll and epoll tell.
     pub fn is_waiting(&self) -> bool {
-        self.channel.is_some() && !self.waiting.is_empty()
+        self.channel.is_some() && !self.waiting.is_empty() && !self.starved
+    }
+
+    /// Whether a descriptor waits for others of this user to arrive. Nothing tells when they have: flush from time
+    /// to time.
+    pub fn is_starved(&self) -> bool {
+        self.starved
+    }
+
+    /// Messages that are not sent yet.
+    pub fn backlog(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Has epoll report room in the socket exactly while something waits for it.

@@ -8,7 +8,7 @@ mod blob;
 mod completion;
 mod context;
 mod frame;
-mod link;
+pub(crate) mod link;
 mod room;
 mod window;
 
@@ -29,7 +29,7 @@ use crate::chain::{ChainError, Input, Output, Ram};
 use crate::command::{self, Command, Header, Response};
 use crate::config::DeviceConfig;
 use crate::guest_warn;
-use crate::mapper::{Mapper, SharedBackend};
+use crate::mapper::{Mapper, OwnRegions, SharedBackend};
 use crate::memory::Memory;
 use crate::rate::LogBudget;
 
@@ -110,6 +110,8 @@ pub struct Session {
     tickets: HashMap<u64, Ticket>,
     window: Window,
     mapper: Mapper,
+    /// What the mapper waits for.
+    own_regions: Arc<OwnRegions>,
     supervisor: Link<ToSupervisor>,
     supervisor_lost: bool,
     log: LogBudget,
@@ -134,7 +136,8 @@ impl Session {
             TimerfdClockId::Monotonic,
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
-        let mapper = Mapper::start(backend)?;
+        let own_regions = Arc::new(OwnRegions::default());
+        let mapper = Mapper::start(backend, own_regions.clone())?;
         let mut link = Link::default();
         link.connect(supervisor).map_err(io::Error::other)?;
         let session = Session {
@@ -148,6 +151,7 @@ impl Session {
             resources: HashMap::new(),
             tickets: HashMap::new(),
             mapper,
+            own_regions,
             supervisor: link,
             supervisor_lost: false,
             log: LogBudget::default(),
