@@ -277,6 +277,9 @@ impl Session {
             None => worker.link.flush(),
         };
         let watched = worker.link.update_watch(&self.epoll, EVENT_WORKER.saturating_add(id));
+        if worker.link.is_starved() {
+            self.set_timer();
+        }
         if let Err(error) = sent {
             self.end_worker(id, &error.to_string());
         } else if let Err(error) = watched {

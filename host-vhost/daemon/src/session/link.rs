@@ -197,4 +197,35 @@ mod tests {
         }
         assert!(!link.is_waiting());
     }
+
+    #[test]
+    fn descriptors_on_their_way_are_waited_for() {
+        /// Cannot be sent as often as this.
+        struct Stuck(std::cell::Cell<u32>);
+        impl Message for Stuck {
+            fn send(&self, channel: &Channel) -> Result<(), IpcError> {
+                match self.0.get().checked_sub(1) {
+                    Some(left) => {
+                        self.0.set(left);
+                        Err(IpcError::System { call: "sendmsg", errno: Errno::ETOOMANYREFS })
+                    }
+                    None => channel.send(&ToSupervisor::Start { worker: 7 }, None),
+                }
+            }
+        }
+        let (ours, theirs) = Channel::pair().unwrap();
+        let mut link = Link::default();
+        link.connect(ours).unwrap();
+        link.send(Stuck(std::cell::Cell::new(2))).unwrap();
+        assert!(
+            link.is_starved() && !link.is_waiting(),
+            "the socket has room, so it would be reported at once"
+        );
+        link.flush().unwrap();
+        assert_eq!((link.is_starved(), link.backlog()), (true, 1));
+        link.flush().unwrap();
+        assert_eq!((link.is_starved(), link.backlog()), (false, 0));
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        assert!(matches!(theirs.receive(&mut buffer).unwrap().0, ToSupervisor::Start { worker: 7 }));
+    }
 }

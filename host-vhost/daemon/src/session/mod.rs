@@ -429,6 +429,10 @@ impl Session {
         for worker in late {
             self.end_worker(worker, "it did not answer in time");
         }
+        let starved = self.workers.values().filter(|worker| worker.link.is_starved()).map(|worker| worker.id);
+        for worker in starved.collect::<Vec<u64>>() {
+            self.tell_worker(worker, None);
+        }
         let waits = self.tickets.values().any(|ticket| ticket.deadline.is_some())
             || self.workers.values().any(|worker| worker.start_by.is_some())
             || self.is_crowded();
