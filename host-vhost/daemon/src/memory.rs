@@ -3,7 +3,7 @@
 //! QEMU turns every map of the shared memory window into a region and sends it back to the device. Such a
 //! region is not the guest's memory: no blob may lie in it, no queue is read from it, and no worker gets it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -169,6 +169,16 @@ impl Memory {
     /// Whether the VMM's table has memory of this file that the device mapped into the guest itself.
     pub fn has_own(&self, file: FileId) -> bool {
         self.own.iter().any(|identity| identity.file == file)
+    }
+
+    /// How much of what the device mapped into the guest itself the VMM's table has, by file.
+    pub fn own_by_file(&self) -> HashMap<FileId, usize> {
+        let mut counts: HashMap<FileId, usize> = HashMap::new();
+        for identity in &self.own {
+            let count = counts.entry(identity.file).or_default();
+            *count = count.saturating_add(1);
+        }
+        counts
     }
 
     /// Whether the VMM's table has anything that the device mapped into the guest itself.

@@ -367,6 +367,7 @@ impl Session {
         if self.memory.has_any_own() {
             self.window.set_come_back();
         }
+        self.own_regions.set(self.memory.own_by_file());
         if !change.added.is_empty() || !change.removed.is_empty() {
             tracing::debug!(
                 "guest memory: {} regions new, {} gone, {} in all",

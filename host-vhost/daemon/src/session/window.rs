@@ -152,7 +152,7 @@ impl Session {
         }
         self.window.slots.insert(offset, Slot { owner, len, file: memory.id, done: false });
         let job = self.window.start(Doing::Map { resource, token }, offset, memory.id);
-        let job = Job::Map { job, file: memory.file, file_offset: memory.offset, offset, len };
+        let job = Job::Map { job, file: memory.file, id: memory.id, file_offset: memory.offset, offset, len };
         self.submit_job(job);
         Ok(Step::Pending)
     }
@@ -184,7 +184,7 @@ impl Session {
             host.busy = true;
         }
         let job = self.window.start(doing, offset, file);
-        self.submit_job(Job::Unmap { job, offset, len });
+        self.submit_job(Job::Unmap { job, id: file, offset, len });
         true
     }
 
@@ -296,7 +296,7 @@ impl Session {
 
     fn unmap_forgotten(&mut self, offset: u64, slot: &Slot) {
         let job = self.window.start(Doing::Forgotten, offset, slot.file);
-        self.submit_job(Job::Unmap { job, offset, len: slot.len });
+        self.submit_job(Job::Unmap { job, id: slot.file, offset, len: slot.len });
     }
 }
 
