@@ -322,9 +322,10 @@ impl VhostUserBackend for Device {
         state.usable = Some(enough || state.usable == Some(true));
         // Firmware drives the device for its boot screen and takes nothing of this, so it is no error yet.
         if !enough {
-            tracing::warn!("features {features:#x}: no context can be made: {NEEDS}");
+            guest_warn!(state.session.log(), "features {features:#x}: no context can be made: {NEEDS}");
         } else if !state.session.has_window() {
-            tracing::warn!(
+            guest_warn!(
+                state.session.log(),
                 "this VMM has no shared memory window (QEMU has from 11.1): the guest's CPU reaches VRAM by copies"
             );
         }

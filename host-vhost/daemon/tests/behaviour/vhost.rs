@@ -15,6 +15,7 @@ use crate::stub;
 use crate::vmm::*;
 
 crate::tests![
+    negotiations_do_not_fill_the_log,
     what_is_offered,
     a_table_that_comes_again_keeps_everything,
     memory_that_is_added_and_taken_away,
@@ -289,4 +290,28 @@ fn garbage_on_the_main_channel() {
     let mut vmm = Vmm::connect(&daemon);
     open_context(&mut vmm, 1);
     check_context(&mut vmm, 1);
+}
+
+/// A guest negotiates as often as it likes: a reset, then the features.
+fn negotiations_do_not_fill_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, log) = (directory.path().join("s"), directory.path().join("log"));
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-user-kfd"));
+    command.arg("--worker").arg(std::env::current_exe().unwrap()).arg("--socket").arg(&socket);
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut child = command.spawn().unwrap();
+    wait_for("the socket", || socket.exists());
+    let stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let vmm = Vmm::set_up(stream, Setup { window: false, ..Setup::default() });
+    let base = VIRTIO_F_VERSION_1 | 1 << 30;
+    for round in 0..200u64 {
+        // With and without what contexts need; either is worth a word, once.
+        vmm.frontend.set_features(base | (round % 2) * GPU_FEATURES).unwrap();
+    }
+    drop(vmm);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.contains("no context can be made") && text.contains("no shared memory window"), "{text}");
+    assert!(text.lines().count() < 40, "{} lines", text.lines().count());
 }
