@@ -8,6 +8,9 @@ const LINES: u32 = 20;
 /// The period.
 const PERIOD: Duration = Duration::from_secs(10);
 
+/// Most characters of what a worker says that get to the log.
+const MAX_WORDS: usize = 512;
+
 /// Allows [`LINES`] lines in each [`PERIOD`], over all causes together.
 #[derive(Debug)]
 pub struct LogBudget {
@@ -40,6 +43,20 @@ impl LogBudget {
     }
 }
 
+/// What a worker says, which may have been taken over by its guest process, as a piece of one line.
+pub fn for_the_log(message: &str) -> String {
+    let plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
+    let mut text: String = message
+        .chars()
+        .take(MAX_WORDS)
+        .map(|c| if plain(&c) { c } else { char::REPLACEMENT_CHARACTER })
+        .collect();
+    if message.chars().nth(MAX_WORDS).is_some() {
+        text.push_str(" ...");
+    }
+    text
+}
+
 /// Writes a warning that a guest caused, within the budget of the [`LogBudget`] that comes first.
 #[macro_export]
 macro_rules! guest_warn {
@@ -62,5 +79,14 @@ mod tests {
         assert_eq!(passed, LINES as usize);
         assert!(!budget.allow(start + PERIOD / 2));
         assert!(budget.allow(start + PERIOD));
+    }
+
+    #[test]
+    fn a_worker_cannot_write_lines_of_its_own() {
+        let kernel = "/dev/kfd: No such file or directory (os error 2)";
+        assert_eq!(for_the_log(kernel), kernel);
+        assert_eq!(for_the_log("a\nERROR b\u{1b}[2J\u{202e}é"), "a\u{fffd}ERROR b\u{fffd}[2J\u{fffd}é");
+        let long = for_the_log(&"x".repeat(128 * 1024));
+        assert_eq!((long.len(), long.ends_with("x ...")), (516, true));
     }
 }

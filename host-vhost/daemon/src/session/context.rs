@@ -15,6 +15,7 @@ use crate::chain::{Input, Ram};
 use crate::command::{self, Header, Response};
 use crate::guest_warn;
 use crate::memory::Region;
+use crate::rate::for_the_log;
 
 /// A context of the guest.
 #[derive(Debug)]
@@ -242,7 +243,7 @@ impl Session {
                 self.connect_worker(worker, channel);
             }
             FromSupervisor::Started { worker, pid: Err(why) } => {
-                tracing::error!("worker {worker} did not start: {why}");
+                guest_warn!(self.log, "worker {worker} did not start: {why}");
                 self.settle_worker(worker, "did not start");
             }
             FromSupervisor::Exited { worker, how } => {
@@ -309,13 +310,16 @@ impl Session {
             FromWorker::Ready { kfd_major, kfd_minor, gpu_count } => {
                 tracing::debug!("worker {id} is ready: KFD {kfd_major}.{kfd_minor}, {gpu_count} GPUs");
                 let Some(worker) = self.workers.get_mut(&id) else { return };
-                worker.start_by = None;
+                if worker.start_by.take().is_none() {
+                    self.end_worker(id, "it said more than once that it is ready");
+                    return;
+                }
                 if let Some(token) = worker.create.take() {
                     self.commands.finish(token, Response::Ok);
                 }
             }
             FromWorker::Failed { message } => {
-                self.end_worker(id, &format!("it cannot start: {message}"));
+                self.end_worker(id, &format!("it cannot start: {}", for_the_log(&message)));
             }
             FromWorker::Answer { ring, ticket, bytes } => self.answer(id, ring, ticket, bytes),
             FromWorker::Done { ticket } => self.done(id, ticket),
@@ -440,7 +444,7 @@ impl Session {
         self.stopping = false;
         self.stopped = true;
         if !self.workers.is_empty() {
-            tracing::warn!("{} workers are not gone after the stop", self.workers.len());
+            guest_warn!(self.log, "{} workers are not gone after the stop", self.workers.len());
         }
     }
 }

@@ -131,8 +131,8 @@ fn a_worker_that_misbehaves_is_ended() {
     let daemon = Daemon::start(&[]);
     let mut vmm = Vmm::connect(&daemon);
     open_context(&mut vmm, 9);
-    for (ctx, how) in [(1, stub::BABBLE), (2, stub::WRONG_TICKET), (3, stub::LARGE_ANSWER), (4, stub::CLOSE)]
-    {
+    let ways = [stub::BABBLE, stub::WRONG_TICKET, stub::LARGE_ANSWER, stub::CLOSE, stub::READY_AGAIN];
+    for (ctx, how) in (1..).zip(ways) {
         open_context(&mut vmm, ctx);
         assert_eq!(run(&mut vmm, ctx, &event(ctx, how, 0)), [Status::WORKER_LOST; 2], "{how}");
         assert_eq!(run(&mut vmm, ctx, &nop(ctx, 0)), [Status::WORKER_LOST], "{how}");

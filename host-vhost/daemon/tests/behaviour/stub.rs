@@ -35,6 +35,9 @@ pub const LARGE_ANSWER: u32 = 4;
 /// The worker closes its channel and goes on living.
 pub const CLOSE: u32 = 5;
 
+/// The worker says once more that it is ready.
+pub const READY_AGAIN: u32 = 6;
+
 /// Buffers by the index of their handle.
 pub const GOOD_BUFFER: u32 = 1;
 /// Export fails with ENOENT.
@@ -168,6 +171,13 @@ impl Stub {
                     LARGE_ANSWER => {
                         let bytes = vec![0; frame.header.answer_capacity as usize + 8];
                         reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, None);
+                    }
+                    READY_AGAIN => {
+                        reply(
+                            channel,
+                            &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count: 1 },
+                            None,
+                        );
                     }
                     CLOSE => {
                         channel.shut_down();
