@@ -303,7 +303,7 @@ fn negotiations_do_not_fill_the_log() {
     wait_for("the socket", || socket.exists());
     let stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     let vmm = Vmm::set_up(stream, Setup { window: false, ..Setup::default() });
-    let base = VIRTIO_F_VERSION_1 | 1 << 30;
+    let base = VIRTIO_F_VERSION_1 | (1 << 30);
     for round in 0..200u64 {
         // With and without what contexts need; either is worth a word, once.
         vmm.frontend.set_features(base | (round % 2) * GPU_FEATURES).unwrap();
