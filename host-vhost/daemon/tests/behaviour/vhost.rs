@@ -306,7 +306,7 @@ fn negotiations_do_not_fill_the_log() {
     let base = VIRTIO_F_VERSION_1 | (1 << 30);
     for round in 0..200u64 {
         // With and without what contexts need; either is worth a word, once.
-        vmm.frontend.set_features(base | (round % 2) * GPU_FEATURES).unwrap();
+        vmm.frontend.set_features(base | ((round % 2) * GPU_FEATURES)).unwrap();
     }
     drop(vmm);
     child.kill().unwrap();
