@@ -51,12 +51,25 @@ fn the_driver_answers_through_daemon_and_worker(guest: &Guest) {
     assert_eq!(seen.checked().unwrap().text(), LOOPBACK);
 }
 
+/// Case C49: a guest without the device has no GPU in rocminfo, a status that says so, and no crash.
+fn without_the_device_there_is_a_clean_status(guest: &Guest) {
+    let seen =
+        guest.run(&Command::shell("HSAKMT_DEBUG_LEVEL=3 rocminfo").limit(Duration::from_secs(120))).unwrap();
+    assert!(
+        seen.exit.signal.is_none() && seen.exit.code.is_some_and(|code| (1..126).contains(&code)),
+        "{seen}"
+    );
+    let said = seen.text() + &String::from_utf8_lossy(&seen.stderr);
+    assert!(said.contains("no virtio-kfd device"), "{seen}");
+}
+
 #[test]
 fn the_real_driver_without_a_gpu() {
     let artifacts = need!(Artifacts::find());
     let mut builder = need!(Vm::builder(&artifacts));
     need!(artifacts.qemu());
     need!(artifacts.image());
+    need!(artifacts.thunk());
     for name in ["kfd-oracle", "vhost-user-kfd", "kfd-worker"] {
         let program = need!(artifacts.program(name));
         builder.overlay().file(&format!("{}/{name}", PROGRAMS.trim_start_matches('/')), &program).unwrap();
@@ -65,4 +78,5 @@ fn the_real_driver_without_a_gpu() {
     there_is_a_kfd(&guest);
     the_driver_answers(&guest);
     the_driver_answers_through_daemon_and_worker(&guest);
+    without_the_device_there_is_a_clean_status(&guest);
 }
