@@ -11,7 +11,6 @@ use super::link::ForWorker;
 use super::{Answer, Asked, Session, Step, Token, refuse, room};
 use crate::chain::Input;
 use crate::command::{self, FLAG_RING_IDX, Header, Response};
-use crate::guest_warn;
 use crate::memory::write_blob;
 
 /// A frame without an answer, and where the answer goes.
@@ -93,7 +92,7 @@ impl Session {
         }
         if frame.waits && self.is_crowded() {
             // The guest tries again.
-            guest_warn!(self.log, "{} commands are in flight, no room for more waits", self.commands.len());
+            self.say_crowded();
             self.answer_all(frame, Status::LIMIT);
             return Ok(Step::Pending);
         }

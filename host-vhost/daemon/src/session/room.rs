@@ -46,6 +46,18 @@ impl Session {
         self.commands.len() > most_with_waits(self.queue_size)
     }
 
+    /// Tells the operator, once: the guest may keep it so.
+    pub(super) fn say_crowded(&mut self) {
+        if !std::mem::replace(&mut self.crowded_said, true) {
+            tracing::warn!(
+                "{} commands are in flight in a control queue of {}: more threads of the guest wait for GPUs than it \
+                 has room for, and look for their events by turns; QEMU takes vq_size=1024",
+                self.commands.len(),
+                self.queue_size
+            );
+        }
+    }
+
     /// Another frame of this context has come: ends contexts that hold what they may not.
     pub(super) fn make_room(&mut self, context: u32) {
         if self.commands.frames(context) > MAX_FRAMES_IN_FLIGHT
