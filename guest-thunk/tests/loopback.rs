@@ -246,6 +246,40 @@ fn a_hundred_threads_call_and_wait() {
 }
 
 #[test]
+fn more_waits_than_the_control_queue_has_places_keep_no_process_out() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    // Five processes with a wait on each ring: 310, where the queue has 256 places.
+    let clients: Vec<_> = (0..5).map(|_| client(&vm)).collect();
+    let events: Vec<(usize, EventId)> = (0..clients.len())
+        .flat_map(|at| (0..62).map(move |_| at))
+        .map(|at| (at, event(&clients[at])))
+        .collect();
+    let begun = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (at, id) in &events {
+            scope.spawn(|| {
+                begun.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(wait(&clients[*at], *id, u32::MAX).unwrap(), 0);
+            });
+        }
+        while begun.load(std::sync::atomic::Ordering::SeqCst) < events.len() {
+            std::thread::yield_now();
+        }
+        // Time for the last ones to be sent; with fewer in flight the test only sees less.
+        std::thread::sleep(Duration::from_millis(200));
+        // A process that comes now is served, and all who wait still are.
+        let late = self::client(&vm);
+        nop(&late).unwrap();
+        drop(late);
+        clients.iter().for_each(|client| nop(client).unwrap());
+        for (at, id) in events.iter().rev() {
+            set(&clients[*at], *id);
+        }
+    });
+}
+
+#[test]
 fn a_wait_blocks_its_ring_only_and_ends_with_its_event() {
     let Some(daemon) = Daemon::start() else { return };
     let vm = daemon.vm();
