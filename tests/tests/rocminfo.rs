@@ -92,6 +92,7 @@ fn visible_devices_select_the_same_gpus() {
     assert_eq!(visible(second), [second.as_str()]);
     assert_eq!(visible("0,7,1"), [first.as_str()]);
     assert_eq!(visible("7"), [""; 0]);
+    assert_eq!(visible(""), [""; 0]);
 }
 
 /// The other boards of the model list as well, whatever the runtime knows of them.
