@@ -51,8 +51,16 @@ fn daemon(artifacts: &Artifacts) -> anyhow::Result<Daemon> {
     Ok(Daemon::start(artifacts, "model:gfx906", &[]).unwrap())
 }
 
+/// Whether a process that has ended is also reaped within a second.
 fn gone(pid: u32) -> bool {
-    !Path::new(&format!("/proc/{pid}")).exists()
+    let begin = Instant::now();
+    while Path::new(&format!("/proc/{pid}")).exists() {
+        if begin.elapsed() > SECOND {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
 }
 
 #[test]
