@@ -1,7 +1,7 @@
 //! Package sets in the cache: fetched once, unpacked side by side, named by their content.
 //!
 //! Layout below the cache directory:
-//! - `packages/SET-NAME/root/` the unpacked files, `packages/SET-NAME/manifest.json` the packages with their versions;
+//! - `packages/SET-NAME`: `root` has the unpacked files, `manifest.json` the packages with their versions;
 //!   NAME is derived from the list of packages and versions;
 //! - `sets/SET-RECIPE` names the entry that serves a set as long as its recipe stays the same.
 
