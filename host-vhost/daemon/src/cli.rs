@@ -58,7 +58,7 @@ pub struct Args {
     pub print_capabilities: bool,
 
     /// What is logged, as in `info` or `vhost_user_kfd=debug`.
-    #[arg(long, value_name = "FILTER", default_value = "info")]
+    #[arg(long, value_name = "FILTER", default_value = "info", value_parser = parse_filter)]
     pub log: String,
 
     /// The worker program; beside this program if not given.
@@ -109,6 +109,13 @@ fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
+fn parse_filter(text: &str) -> Result<String, String> {
+    match tracing_subscriber::EnvFilter::builder().parse(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("{error}: expected a level, or TARGET=LEVEL, separated by commas")),
+    }
+}
+
 fn parse_window(text: &str) -> Result<u64, String> {
     let size = parse_size(text)?;
     if size.is_power_of_two() && size >= PAGE {
@@ -137,6 +144,12 @@ mod tests {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
         assert!(parse_window("3G").is_err());
+    }
+
+    #[test]
+    fn log_filters() {
+        assert!(parse_filter("warn,vhost_user_kfd=debug").is_ok());
+        assert!(parse_filter("a=b=c,][").is_err());
     }
 
     #[test]

@@ -26,9 +26,15 @@ pub mod supervisor;
 pub mod vhost;
 mod workers;
 
+use std::io::IsTerminal as _;
+
 /// Sends the log to standard error, filtered.
 fn init_log(filter: &str) {
     let filter = tracing_subscriber::EnvFilter::new(filter);
     // Fails only if it was done before.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .try_init();
 }

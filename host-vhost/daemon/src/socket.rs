@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{getsockopt, sockopt};
@@ -59,6 +59,19 @@ pub enum SocketError {
     },
 }
 
+/// Whether a process has a stream socket bound at `path`. It is asked for a connection of another type, which Linux
+/// refuses with another errno than one that nobody is there for (`unix_find_bsd`), and which its owner does not see: a
+/// real connection would be taken for a VMM's.
+fn has_owner(path: &Path) -> io::Result<bool> {
+    match UnixDatagram::unbound()?.connect(path) {
+        Err(error) if error.raw_os_error() == Some(nix::libc::EPROTOTYPE) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Err(error) => Err(error),
+        // A datagram socket of somebody.
+        Ok(()) => Ok(true),
+    }
+}
+
 /// A listening socket.
 #[derive(Debug)]
 pub struct Socket {
@@ -86,7 +99,7 @@ impl Socket {
             Ok(found) if !found.file_type().is_socket() => {
                 return Err(SocketError::NotASocket { path: path.into() });
             }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
+            Ok(_) if has_owner(path).map_err(bind)? => {
                 return Err(SocketError::InUse { path: path.into() });
             }
             Ok(_) => std::fs::remove_file(path).map_err(bind)?,
@@ -168,7 +181,13 @@ mod tests {
         std::fs::write(at("file"), "").unwrap();
         assert!(matches!(Socket::bind(&at("file")), Err(SocketError::NotASocket { .. })));
         let first = Socket::bind(&at("s")).unwrap();
+        first.listener.set_nonblocking(true).unwrap();
         assert!(matches!(Socket::bind(&at("s")), Err(SocketError::InUse { .. })));
+        assert_eq!(
+            first.listener.accept().unwrap_err().kind(),
+            io::ErrorKind::WouldBlock,
+            "its owner sees nothing"
+        );
         drop(first);
         assert!(!at("s").exists(), "the name goes with the socket");
         // A socket whose owner died without removing it.

@@ -102,7 +102,7 @@ pub fn describe(gpus: &[GpuNode]) -> String {
             let uuid =
                 if gpu.unique_id == 0 { String::new() } else { format!(", uuid:{:016x}", gpu.unique_id) };
             format!(
-                "{index} ({}, renderD{}, {}, gpu_id:{}{uuid})",
+                "{index} = {}, renderD{}, {}, gpu_id:{}{uuid}",
                 gfx_name(gpu.gfx_target_version),
                 gpu.render_minor,
                 pci_name(gpu),
@@ -110,7 +110,7 @@ pub fn describe(gpus: &[GpuNode]) -> String {
             )
         })
         .collect();
-    format!("this host has {}", list.join(", "))
+    format!("this host has: {}", list.join("; "))
 }
 
 fn matches(selector: &Selector, index: usize, gpu: &GpuNode) -> bool {

@@ -45,7 +45,7 @@ fn selectors_choose_gpus_and_one_that_matches_nothing_lists_them() {
         assert_eq!(worker.hello().unwrap().gpu_count, count, "{selectors:?}");
     }
     let message = failed(Some("gfx906x2"), Settings { gpus: vec!["gfx1100".into()], ..settings() });
-    for part in ["\"gfx1100\"", "0 (gfx906, renderD128", "1 (gfx906, renderD129"] {
+    for part in ["\"gfx1100\"", "0 = gfx906, renderD128", "1 = gfx906, renderD129"] {
         assert!(message.contains(part), "{message}");
     }
 }
