@@ -128,7 +128,7 @@ fn commands_that_no_driver_sends() {
             );
         }
     }
-    // A million that are there, no two of them neighbours: more than a process can map.
+    // A million that are there, in an order that leaves half a million runs: more than a process can map.
     let two = [entry(good + 4096, 4096), entry(good, 4096)].concat();
     let million = two.repeat(500_000);
     let id = vm.new_resource_id();

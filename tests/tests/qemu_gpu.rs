@@ -178,6 +178,7 @@ fn a_killed_guest_process_leaves_nothing_and_disturbs_nobody(stack: &Stack) {
     let neighbour = stack.start_neighbour();
     let of_neighbour = stack.daemon.workers();
     assert_eq!(of_neighbour.len(), 1);
+    let before = stack.daemon.holdings().unwrap().descriptors;
     let mut longest = Duration::ZERO;
     for round in 0..5 {
         let mut held = stack.spawn(&format!("echo pid $$; exec {PROGRAMS}/kfd-hostile hold"));
@@ -196,6 +197,15 @@ fn a_killed_guest_process_leaves_nothing_and_disturbs_nobody(stack: &Stack) {
         let begin = Instant::now();
         while Path::new(&place).exists() {
             assert!(begin.elapsed() < SECOND, "round {round}: the worker is not reaped");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Its host blob, its channel, its fences.
+        while stack.daemon.holdings().unwrap().descriptors != before {
+            assert!(
+                begin.elapsed() < SECOND,
+                "round {round}: descriptors, {before} before: {:?}",
+                stack.daemon.holdings()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(stack.daemon.workers(), of_neighbour);

@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
     // Taken in turns, so that a machine that gets slower or faster meanwhile does so for both.
     for _ in 0..*runs {
         native.push(seconds(&mut stack::native(&artifacts, profile, "rocminfo")?)?);
-        let mut command = stack::loopback(&artifacts, profile, &stack.socket(), "rocminfo")?;
+        let mut command = stack::loopback(&artifacts, &stack.socket(), "rocminfo")?;
         loopback.push(seconds(&mut command).with_context(|| stack.report())?);
     }
     let (native, loopback) = (median(native)?, median(loopback)?);

@@ -95,7 +95,7 @@ fn in_guest(artifacts: &Artifacts, options: &Options, program: &str, arguments: 
 fn in_loopback(artifacts: &Artifacts, options: &Options, program: &str, arguments: &[String]) -> Result<i32> {
     let stack = Stack::start(artifacts, &options.profile, LIMIT)?;
     eprintln!("demo: daemon on the model {}", options.profile);
-    let mut command = stack::loopback(artifacts, &options.profile, &stack.socket(), program)?;
+    let mut command = stack::loopback(artifacts, &stack.socket(), program)?;
     let status = command.args(arguments).status().with_context(|| format!("start {program}"))?;
     if options.verbose || !status.success() {
         eprintln!("{}", stack.report());

@@ -51,13 +51,13 @@ pub fn native(artifacts: &Artifacts, profile: &str, program: &str) -> Result<Com
 
 /// The same program in loop-back: our thunk, which speaks to the daemon at `socket`.
 ///
-/// The model stands under the program as well, but only for what rocminfo asks the system before it calls the thunk
-/// (whether the amdgpu module is loaded).
-pub fn loopback(artifacts: &Artifacts, profile: &str, socket: &Path, program: &str) -> Result<Command> {
+/// The model without a GPU stands under the program as well, but only for what rocminfo asks the system before it calls
+/// the thunk (whether the amdgpu module is loaded): any GPU that it shows comes from the daemon.
+pub fn loopback(artifacts: &Artifacts, socket: &Path, program: &str) -> Result<Command> {
     let thunk = artifacts.thunk()?;
     let directory = thunk.parent().context("the guest library's directory")?;
     let runtime = Runtime::new(artifacts.packages(RUNTIME)?).with_libraries(directory);
-    let mut command = on_model(artifacts, runtime, profile, program)?;
+    let mut command = on_model(artifacts, runtime, "none", program)?;
     command.env("VIRTIO_KFD_LOOPBACK", socket);
     Ok(command)
 }

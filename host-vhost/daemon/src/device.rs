@@ -101,6 +101,12 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
             tracing::info!("the VMM has disconnected");
             Ok(if device.was_unusable() { Served::Unusable } else { Served::Well })
         }
+        // QEMU's own vhost-user-gpu up to 11.1 takes feature bits that it was never offered, which the vhost-user
+        // machinery refuses before anybody is asked.
+        Err(error @ DaemonError::HandleRequest(_)) if !device.was_usable() => {
+            tracing::warn!("the VMM breaks off before a driver could use the device: {error}");
+            Ok(Served::Unusable)
+        }
         Err(error) => Err(DeviceError::Daemon(error)),
     }
 }

@@ -105,6 +105,11 @@ impl Device {
         self.lock().usable == Some(false)
     }
 
+    /// Whether a driver came that could use the device.
+    pub fn was_usable(&self) -> bool {
+        self.lock().usable == Some(true)
+    }
+
     /// Serves the control queue until it is empty.
     fn serve_control(&self, vring: &VringRwLock) {
         while self.control_turn(vring) == Turn::More {
