@@ -6,15 +6,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // a test fails by panicking
 #![allow(unsafe_code)] // mmap, signals and fork
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod support;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_thunk::client::{Client, ClientError};
 use guest_thunk::transport::Blob;
 use guest_thunk::transport::loopback::{LoopbackOptions, LoopbackVm};
+use support::Daemon;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::{
     AllocMemoryRequest, BufferRequest, CreateEventRequest, EventId, EventRequest, GpuId, GpuRequest, GuestVa,
@@ -32,69 +32,7 @@ const VA: u64 = 1 << 42;
 
 const PAGE: u64 = 4096;
 
-/// The directory with the programs, or why there is none.
-fn programs() -> Result<PathBuf, String> {
-    let complete = |directory: &Path| {
-        ["vhost-user-kfd", "kfd-worker", "libkfd_model_preload.so"]
-            .iter()
-            .all(|name| directory.join(name).exists())
-    };
-    if let Some(directory) = std::env::var_os("VIRTIO_KFD_BIN_DIR").map(PathBuf::from) {
-        assert!(complete(&directory), "VIRTIO_KFD_BIN_DIR={} lacks programs", directory.display());
-        return Ok(directory);
-    }
-    let own = std::env::current_exe().unwrap();
-    let profile = own.ancestors().nth(2).unwrap();
-    let target = profile.parent().unwrap();
-    [profile.to_owned(), target.join("release"), target.join("debug")]
-        .into_iter()
-        .find(|directory| complete(directory))
-        .ok_or_else(|| "vhost-user-kfd, kfd-worker and kfd-model-preload are not built".to_owned())
-}
-
-/// A daemon of our own, ended with the test.
-struct Daemon {
-    child: Child,
-    directory: tempfile::TempDir,
-}
-
 impl Daemon {
-    fn start() -> Option<Daemon> {
-        let programs = match programs() {
-            Ok(programs) => programs,
-            Err(why) => {
-                println!("skipped: {why}");
-                return None;
-            }
-        };
-        let directory = tempfile::tempdir().unwrap();
-        let mut child = Command::new(programs.join("vhost-user-kfd"))
-            .arg("--socket")
-            .arg(directory.path().join("socket"))
-            .args(["--kfd", "model:gfx906", "--shmem-size", "256M"])
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || {
-            for line in log.lines().map_while(Result::ok) {
-                println!("daemon: {line}");
-            }
-        });
-        let daemon = Daemon { child, directory };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !daemon.socket().exists() {
-            assert!(Instant::now() < deadline, "the daemon made no socket");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Some(daemon)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
-    }
-
     fn vm(&self) -> LoopbackVm {
         self.vm_with(LoopbackOptions::default())
     }
@@ -115,15 +53,6 @@ impl Daemon {
         };
         let entries = std::fs::read_dir("/proc").unwrap();
         entries.filter_map(|entry| of(entry.ok()?.file_name().to_str()?)).collect()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It is a child of this process, so that its id cannot be another's.
-        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let _ = self.child.wait();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The directory with the programs, or why there is none: `VIRTIO_KFD_BIN_DIR`, or where the tests were built.
 fn programs() -> Result<PathBuf, String> {
@@ -26,7 +27,8 @@ fn programs() -> Result<PathBuf, String> {
 
 /// A daemon that ends with the test.
 pub struct Daemon {
-    child: Child,
+    /// Its supervisor.
+    pub child: Child,
     directory: tempfile::TempDir,
 }
 
@@ -44,7 +46,7 @@ impl Daemon {
         let mut child = Command::new(programs.join("vhost-user-kfd"))
             .arg("--socket")
             .arg(directory.path().join("socket"))
-            .args(["--kfd", "model:gfx906"])
+            .args(["--kfd", "model:gfx906", "--shmem-size", "256M"])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -55,8 +57,10 @@ impl Daemon {
             log.lines().map_while(Result::ok).for_each(|line| println!("daemon: {line}"))
         });
         let daemon = Daemon { child, directory };
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !daemon.socket().exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            assert!(Instant::now() < deadline, "the daemon made no socket");
+            std::thread::sleep(Duration::from_millis(5));
         }
         Some(daemon)
     }
@@ -69,7 +73,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // It is a child of this process, so that its id cannot be another's.
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         let _ = self.child.wait();
     }
 }
