@@ -263,6 +263,34 @@ calls! {
         request: GpuRequest, [u8; 0]; answer: AvailableMemoryAnswer, [u8; 0];
         ring: Any; kfd: [0x23]; drm: [];
     }
+    /// `DRM_IOCTL_AMDGPU_GEM_VA`, map: a piece of a buffer at an address of one GPU. The buffer may have addresses of its
+    /// own or none; it reaches the GPU's render node as a dma-buf.
+    0x145 memory MapRange {
+        request: MapRangeRequest, [u8; 0]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: [0x24]; drm: [0x2e, 0x48];
+    }
+    /// `DRM_IOCTL_AMDGPU_GEM_VA`, unmap: what a MapRange with the same address, size and GPU made.
+    0x146 memory UnmapRange {
+        request: UnmapRangeRequest, [u8; 0]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: []; drm: [0x48];
+    }
+    /// Lets other contexts of this VM have a piece of a buffer (`AMDKFD_IOC_EXPORT_DMABUF`): a HOST3D blob whose `blob_id`
+    /// is the token shows it in any context that was told the token, and ImportMemory takes it there.
+    0x147 memory ShareMemory {
+        request: ShareMemoryRequest, [u8; 0]; answer: ShareMemoryAnswer, [u8; 0];
+        ring: Any; kfd: [0x24]; drm: [];
+    }
+    /// A buffer over the memory of another context's HOST3D blob that is attached to this one
+    /// (`AMDKFD_IOC_IMPORT_DMABUF`).
+    0x148 memory ImportMemory {
+        request: ImportMemoryRequest, [u8; 0]; answer: ImportMemoryAnswer, [u8; 0];
+        ring: Any; kfd: [0x1c, 0x1d]; drm: [0x2e, 0x09];
+    }
+    /// What is behind a blob of this context (`AMDKFD_IOC_GET_DMABUF_INFO` for memory of the host).
+    0x149 memory ResourceInfo {
+        request: ResourceRequest, [u8; 0]; answer: ResourceInfoAnswer, [u8; 0];
+        ring: Any; kfd: [0x1c]; drm: [];
+    }
     /// `AMDKFD_IOC_CREATE_EVENT`
     0x160 event CreateEvent {
         request: CreateEventRequest, [u8; 0]; answer: CreateEventAnswer, [u8; 0];

@@ -6,7 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 ///
 /// On the wire it is one `u64`: the index in the low half, the generation in the high half. Generation 0 never
 /// occurs, so that 0 is "none". Generation [`Handle::IN_FRAME`] means "the buffer that request number `index`
-/// of this same frame made", so that an allocation and its mapping are one round trip.
+/// of this same frame made", so that an allocation and its mapping are one round trip. Other generations are
+/// below 2^31: with the top bit set a `blob_id` is a [`ShareToken`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Handle(pub u64);
@@ -40,6 +41,23 @@ impl Handle {
     /// Whether this is [`Handle::NONE`].
     pub const fn is_none(self) -> bool {
         self.0 == 0
+    }
+}
+
+/// What one context tells another one of the same VM, so that it may have a piece of a buffer: a random number with the
+/// top bit set, drawn by the host. Who knows it may use it, so it is a secret; a wrong one opens nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct ShareToken(pub u64);
+
+impl ShareToken {
+    /// Set in every token and in no [`Handle`] that names a buffer.
+    pub const BIT: u64 = 1 << 63;
+
+    /// The token that a `blob_id` is, if it is one.
+    pub const fn from_blob_id(blob_id: u64) -> Option<ShareToken> {
+        // IN_FRAME handles have the bit too, but never stand in a blob_id.
+        if blob_id & Self::BIT != 0 { Some(ShareToken(blob_id)) } else { None }
     }
 }
 

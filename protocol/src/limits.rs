@@ -46,3 +46,6 @@ pub const CONTROL_RING: u8 = 0;
 /// Most runs of guest-physical memory behind one blob after merging neighbours. Each is one mapping in the
 /// worker, whose bound is `vm.max_map_count` (65,530 by default).
 pub const MAX_BLOB_RUNS: usize = 32 * 1024;
+
+/// Most buffers, or pieces of buffers, that a context can share with others at a time. Each holds a descriptor on the host.
+pub const MAX_SHARES: usize = 256;

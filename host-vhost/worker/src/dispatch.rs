@@ -122,6 +122,13 @@ impl Run<'_> {
             Request::AvailableMemory { fixed, .. } => {
                 self.answer::<calls::AvailableMemory>(raw, memory::available_memory(context, &fixed))
             }
+            Request::MapRange { .. }
+            | Request::UnmapRange { .. }
+            | Request::ShareMemory { .. }
+            | Request::ImportMemory { .. }
+            | Request::ResourceInfo { .. } => {
+                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "not written yet"))
+            }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);
                 self.answer::<calls::CreateEvent>(raw, outcome)

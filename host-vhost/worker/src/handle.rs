@@ -2,6 +2,9 @@
 
 use virtio_kfd_protocol::Handle;
 
+/// The first generation that no handle has: from it on the number would look like a share token.
+const GENERATIONS: u32 = 1 << 31;
+
 /// Values by handle. A handle is good for one value only: each reuse of a slot has another generation, and a slot
 /// whose generations are used up is not used again.
 #[derive(Debug)]
@@ -64,7 +67,7 @@ impl<T> Table<T> {
         }
         let value = slot.value.take()?;
         slot.generation = slot.generation.saturating_add(1);
-        if slot.generation != Handle::IN_FRAME {
+        if slot.generation < GENERATIONS {
             self.free.push(handle.index());
         }
         self.live = self.live.saturating_sub(1);
@@ -100,8 +103,9 @@ mod tests {
     fn a_slot_is_retired_before_its_generation_means_something_else() {
         let mut table = Table::new();
         let first = table.insert(1).unwrap();
-        table.slots[0].generation = Handle::IN_FRAME - 1;
-        let last = Handle::new(first.index(), Handle::IN_FRAME - 1);
+        table.slots[0].generation = GENERATIONS - 1;
+        let last = Handle::new(first.index(), GENERATIONS - 1);
+        assert_eq!(virtio_kfd_protocol::ShareToken::from_blob_id(last.0), None);
         assert_eq!(table.remove(last), Some(1));
         assert_eq!(table.insert(2).unwrap().index(), 1);
         assert_eq!(table.get(Handle::in_frame(0)), None);

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::ids::{GpuId, GuestVa, Handle, ResourceId};
+use crate::ids::{GpuId, GuestVa, Handle, ResourceId, ShareToken};
 
 /// `struct kfd_ioctl_alloc_memory_of_gpu_args`, with a blob in place of a CPU pointer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -54,6 +54,123 @@ pub struct AvailableMemoryAnswer {
     pub available: u64,
 }
 
+/// A piece of a buffer, and where one GPU is to see it (`struct drm_amdgpu_gem_va`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MapRangeRequest {
+    /// The buffer.
+    pub handle: Handle,
+    /// Offset in the buffer in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes; a multiple of the page size, not 0.
+    pub size: u64,
+    /// Address on the GPU; a multiple of the page size.
+    pub va: GuestVa,
+    /// The GPU.
+    pub gpu_id: GpuId,
+    /// `AMDGPU_VM_PAGE_*`: readable, writeable, executable, memory type.
+    pub flags: u32,
+}
+
+/// What a [`MapRangeRequest`] made, to be taken away again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct UnmapRangeRequest {
+    /// The buffer.
+    pub handle: Handle,
+    /// Address on the GPU.
+    pub va: GuestVa,
+    /// Bytes.
+    pub size: u64,
+    /// The GPU.
+    pub gpu_id: GpuId,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// A piece of a buffer for other contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ShareMemoryRequest {
+    /// The buffer, of VRAM or of the host's memory.
+    pub handle: Handle,
+    /// Offset in the buffer in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes; a multiple of the page size, not 0.
+    pub size: u64,
+}
+
+/// Answer to a share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ShareMemoryAnswer {
+    /// What another context needs to know. It is good until the buffer is freed or its context ends; who has the memory by
+    /// then keeps it.
+    pub token: ShareToken,
+}
+
+/// Memory of another context, and where it is to be seen here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ImportMemoryRequest {
+    /// The HOST3D blob, which belongs to another context and is attached to this one.
+    pub resource: ResourceId,
+    /// The GPU that the buffer is made for.
+    pub gpu_id: GpuId,
+    /// Address in this process and on the GPU, or 0 for a buffer that only MapRange gives addresses to. A blob
+    /// over a piece of a buffer can only have 0.
+    pub va: GuestVa,
+}
+
+/// Answer to an import.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ImportMemoryAnswer {
+    /// The new buffer. Its memory is what the blob shows, from offset 0 on.
+    pub handle: Handle,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// A request that names a blob.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ResourceRequest {
+    /// The blob, attached to this context.
+    pub resource: ResourceId,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// What is behind a blob.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ResourceInfoAnswer {
+    /// Bytes.
+    pub size: u64,
+    /// [`ResourceInfoAnswer::GUEST`] or [`ResourceInfoAnswer::HOST`].
+    pub kind: u32,
+    /// For memory of the host: the GPU that has it, as `AMDKFD_IOC_GET_DMABUF_INFO` answers. Else 0.
+    pub gpu_id: GpuId,
+    /// For memory of the host: `KFD_IOC_ALLOC_MEM_FLAGS_*` as `AMDKFD_IOC_GET_DMABUF_INFO` answers. Else 0.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl ResourceInfoAnswer {
+    /// Guest memory: AllocMemory with USERPTR makes a buffer of it.
+    pub const GUEST: u32 = 1;
+    /// Memory of the host, of another context: ImportMemory makes a buffer of it.
+    pub const HOST: u32 = 2;
+}
+
 const _: () = assert!(size_of::<AllocMemoryRequest>() == 40);
 const _: () = assert!(size_of::<AllocMemoryAnswer>() == 16);
 const _: () = assert!(size_of::<MapMemoryAnswer>() == 8);
+const _: () = assert!(size_of::<MapRangeRequest>() == 40);
+const _: () = assert!(size_of::<UnmapRangeRequest>() == 32);
+const _: () = assert!(size_of::<ShareMemoryRequest>() == 24);
+const _: () = assert!(size_of::<ImportMemoryRequest>() == 16);
+const _: () = assert!(size_of::<ImportMemoryAnswer>() == 16);
+const _: () = assert!(size_of::<ResourceInfoAnswer>() == 24);
