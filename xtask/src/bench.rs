@@ -1,18 +1,17 @@
 //! `cargo xtask bench`: measurements, printed as ratios so that they mean something on any machine.
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+mod memory;
+mod start;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use virtio_kfd_images::{Cache, Fetcher};
 use virtio_kfd_tests::Artifacts;
 
-use crate::stack::{self, Stack};
 use crate::thunk;
 use crate::workspace::Workspace;
 
-/// How long the daemon may live.
-const LIMIT: Duration = Duration::from_secs(300);
+/// The package set whose programs and headers the measurements use.
+const SET: &str = "rocm-trixie";
 
 /// Options of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -24,47 +23,23 @@ pub struct Options {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     /// Time of rocminfo in loop-back, as a ratio to native on the model.
-    Start {
-        /// GPU profile of the model.
-        #[arg(long, default_value = "gfx906")]
-        profile: String,
-        /// Runs of each; the median counts.
-        #[arg(long, default_value_t = 11)]
-        runs: usize,
-    },
+    Start(start::Options),
+    /// Times of allocation, mapping and registration in loop-back, as ratios to native on the model.
+    Memory(memory::Options),
 }
 
 /// Runs a measurement and prints it.
 pub fn run(options: &Options) -> Result<()> {
-    let What::Start { profile, runs } = &options.what;
     let workspace = Workspace::find()?;
     let cache = Cache::open()?;
-    Fetcher::new(&cache, false).ensure("rocm-trixie")?;
+    Fetcher::new(&cache, false).ensure(SET)?;
     workspace.build()?;
     thunk::link(&workspace)?;
     let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
-    let stack = Stack::start(&artifacts, profile, LIMIT)?;
-    let (mut native, mut loopback) = (Vec::new(), Vec::new());
-    // Taken in turns, so that a machine that gets slower or faster meanwhile does so for both.
-    for _ in 0..*runs {
-        native.push(seconds(&mut stack::native(&artifacts, profile, "rocminfo")?)?);
-        let mut command = stack::loopback(&artifacts, &stack.socket(), "rocminfo")?;
-        loopback.push(seconds(&mut command).with_context(|| stack.report())?);
+    match &options.what {
+        What::Start(options) => start::run(&artifacts, options),
+        What::Memory(options) => memory::run(&artifacts, workspace.root(), options),
     }
-    let (native, loopback) = (median(native)?, median(loopback)?);
-    println!("start: native {:.1} ms, loop-back {:.1} ms", native * 1e3, loopback * 1e3);
-    println!("start: ratio {:.2}", loopback / native);
-    Ok(())
-}
-
-fn seconds(command: &mut Command) -> Result<f64> {
-    let begin = Instant::now();
-    let output = command.stdin(Stdio::null()).output().context("start rocminfo")?;
-    let seconds = begin.elapsed().as_secs_f64();
-    if !output.status.success() {
-        bail!("rocminfo failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(seconds)
 }
 
 fn median(mut values: Vec<f64>) -> Result<f64> {
