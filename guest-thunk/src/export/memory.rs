@@ -154,7 +154,9 @@ exports! {
         }
         alternate_va_gpu.write(0);
         let snapshot = thunk.snapshot()?;
-        thunk.memory.map(thunk.host(&snapshot), number(memory_address), memory_size_in_bytes)
+        let mapped = thunk.memory.map(thunk.host(&snapshot), number(memory_address), memory_size_in_bytes);
+        alternate_va_gpu.write(mapped?);
+        Ok(())
     }
 
     /// Maps memory to the GPUs of some nodes, and to no others.
@@ -167,14 +169,20 @@ exports! {
         number_of_nodes: u64,
         node_array: In<u32>,
     ) {
-        let _ = (memory_size_in_bytes, alternate_va_gpu, mem_map_flags);
+        let _ = mem_map_flags;
         let thunk = open::current()?;
         if memory_address.is_null() {
             return Err(Refusal::error("MemoryAddress is NULL"));
         }
         let nodes = nodes(number_of_nodes, node_array)?;
         let snapshot = thunk.snapshot()?;
-        thunk.memory.map_to_nodes(thunk.host(&snapshot), number(memory_address), &nodes)
+        let (address, size) = (number(memory_address), memory_size_in_bytes);
+        match thunk.memory.map_to_nodes(thunk.host(&snapshot), address, size, &nodes)? {
+            // AMD's library leaves the caller's value where there is no other address.
+            0 => {}
+            other => alternate_va_gpu.write(other),
+        }
+        Ok(())
     }
 
     /// Unmaps memory from all GPUs.

@@ -11,25 +11,30 @@
 pub mod address;
 mod flags;
 mod mapping;
+mod pointer;
+pub mod registered;
 mod scratch;
+mod system;
+mod vram;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
 
-use hsakmt_abi::memory::{HsaMemFlags, HsaPointerInfo, HsaPointerType};
+use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::memory::AllocFlags;
-use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, UnmapMemory};
-use virtio_kfd_protocol::{AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, ResourceId};
+use virtio_kfd_protocol::calls::{FreeMemory, UnmapMemory};
+use virtio_kfd_protocol::{BufferRequest, GpuId, Handle};
 
 use self::address::{Reservation, page_size};
 pub use self::mapping::{free_buffer, map_buffer};
+use self::registered::Registered;
 use self::scratch::Scratch;
 use super::lock::{lock, read, write};
 use super::refusal::{Outcome, Refusal};
 use super::settings::Settings;
 use super::topology::{Gpu, Snapshot};
-use crate::client::{Client, ClientError};
+use crate::client::Client;
 use crate::transport::Blob;
 
 /// Addresses that no GPU needs to reach.
@@ -43,6 +48,8 @@ enum Backing {
     Private,
     /// Memory of a GPU.
     Vram,
+    /// Memory of the application.
+    Registered(Registered),
     /// Nothing: addresses alone.
     Nothing,
 }
@@ -56,14 +63,35 @@ struct State {
     mapped: Vec<GpuId>,
     /// Their nodes, for `hsaKmtQueryPointerInfo`, which hands out a pointer to them. Valid until the mapping changes.
     mapped_nodes: Box<[u32]>,
+    /// The GPUs that it is registered for; none stands for all.
+    registered: Vec<GpuId>,
+    /// Their nodes, as `mapped_nodes`.
+    registered_nodes: Box<[u32]>,
+    /// How often memory of the application is registered.
+    registrations: u64,
+    /// How often memory of the application is mapped.
+    mappings: u64,
     user_data: u64,
     freed: bool,
+}
+
+impl State {
+    fn register(&mut self, gpus: &[GpuId]) {
+        self.registered = gpus.to_vec();
+        self.registered_nodes = Box::default();
+    }
+}
+
+/// Where an allocation is.
+enum Place {
+    /// At addresses that this library reserved; they go with the allocation.
+    Reserved(Reservation),
 }
 
 /// An allocation.
 struct Allocation {
     // Dropped in this order: nothing maps the blob any more when it goes.
-    reservation: Reservation,
+    place: Place,
     backing: Backing,
     node: u32,
     flags: HsaMemFlags,
@@ -71,8 +99,16 @@ struct Allocation {
 }
 
 impl Allocation {
+    /// First address, for GPUs.
     fn start(&self) -> u64 {
-        self.reservation.start()
+        let Place::Reserved(reservation) = &self.place;
+        reservation.start()
+    }
+
+    /// Bytes of addresses.
+    fn size(&self) -> u64 {
+        let Place::Reserved(reservation) = &self.place;
+        reservation.size()
     }
 }
 
@@ -80,6 +116,8 @@ impl Allocation {
 #[derive(Default)]
 pub struct Memory {
     allocations: RwLock<BTreeMap<u64, Arc<Allocation>>>,
+    /// Memory of the application by its address and size there. Locked before `allocations`.
+    registered: RwLock<BTreeMap<(u64, u64), Arc<Allocation>>>,
     /// By GPU.
     scratch: Mutex<BTreeMap<u32, Arc<Scratch>>>,
 }
@@ -128,9 +166,9 @@ impl Memory {
         }
         let allocation = match gpu {
             Some(gpu) if set(HsaMemFlags::NON_PAGED) && !set(HsaMemFlags::GTT_ACCESS) => {
-                vram(host, &gpu, Request { address, ..request })?
+                vram::allocate(host, &gpu, Request { address, ..request })?
             }
-            _ => system(host, gpu.as_ref(), Request { address, ..request })?,
+            _ => system::allocate(host, gpu.as_ref(), Request { address, ..request })?,
         };
         let start = allocation.start();
         write(&self.allocations).insert(start, Arc::new(allocation));
@@ -174,6 +212,9 @@ impl Memory {
                 format!("{address:#x} is not the start of an allocation"),
             )
         })?;
+        if matches!(allocation.backing, Backing::Registered(_)) {
+            return self.deregister(client, address);
+        }
         let mut state = lock(&allocation.state);
         if state.freed {
             return Err(Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, "the allocation is being freed"));
@@ -189,58 +230,42 @@ impl Memory {
         Ok(())
     }
 
-    /// `hsaKmtQueryPointerInfo`; the address may lie anywhere in an allocation. The pointer to the nodes is valid
-    /// until the mapping changes.
-    pub fn pointer_info(&self, snapshot: &Snapshot, address: u64) -> Outcome<HsaPointerInfo> {
-        let allocation = self
-            .find_range(address)
-            .ok_or_else(|| Refusal::error(format!("{address:#x} is in no allocation")))?;
-        let mut state = lock(&allocation.state);
-        if state.mapped_nodes.len() != state.mapped.len() {
-            let nodes: Outcome<Box<[u32]>> = state.mapped.iter().map(|gpu| snapshot.node_of(*gpu)).collect();
-            state.mapped_nodes = nodes?;
-        }
-        let address_only = matches!(allocation.backing, Backing::Nothing);
-        let mapped_nodes = if state.mapped_nodes.is_empty() { 0 } else { state.mapped_nodes.as_ptr().addr() };
-        Ok(HsaPointerInfo {
-            kind: if address_only { HsaPointerType::RESERVED_ADDR } else { HsaPointerType::ALLOCATED },
-            node: allocation.node,
-            mem_flags: allocation.flags,
-            cpu_address: if address_only { 0 } else { allocation.start() },
-            gpu_address: allocation.start(),
-            size_in_bytes: allocation.reservation.size(),
-            n_mapped_nodes: u32::try_from(state.mapped_nodes.len()).unwrap_or(0),
-            mapped_nodes: u64::try_from(mapped_nodes).unwrap_or(0),
-            user_data: state.user_data,
-            ..Default::default()
-        })
-    }
-
-    /// `hsaKmtSetMemoryUserData`
-    pub fn set_user_data(&self, address: u64, user_data: u64) -> Outcome<()> {
-        let allocation = self.find(address);
-        let allocation = allocation
-            .ok_or_else(|| Refusal::error(format!("{address:#x} is not the start of an allocation")))?;
-        lock(&allocation.state).user_data = user_data;
-        Ok(())
-    }
-
     /// Whether an address is the start of an allocation.
     pub fn is_allocated(&self, address: u64) -> bool {
         self.find(address).is_some()
     }
 
-    /// The allocation whose first page an address lies in, as AMD's library looks it up.
+    /// The allocation whose first page an address lies in, or the only registration that begins there.
     fn find(&self, address: u64) -> Option<Arc<Allocation>> {
-        let page = address.checked_sub(address.checked_rem(page_size())?)?;
-        read(&self.allocations).get(&page).cloned()
+        self.find_sized(address, 0)
+    }
+
+    /// As AMD's library looks addresses up (`vm_find_object`): first the application's memory by its address there, then
+    /// what begins in that page. An address of the application's memory on GPUs must have its offset in the page, and
+    /// the size must be its own, or 0.
+    fn find_sized(&self, address: u64, size: u64) -> Option<Arc<Allocation>> {
+        if let Some(allocation) = self.registered_range(address, size) {
+            return Some(allocation);
+        }
+        let offset = address.checked_rem(page_size())?;
+        let allocation = read(&self.allocations).get(&address.checked_sub(offset)?).cloned()?;
+        match &allocation.backing {
+            Backing::Registered(registered) => {
+                let same = registered.address.checked_rem(page_size()) == Some(offset);
+                (same && (size == 0 || size == registered.size)).then_some(allocation)
+            }
+            _ => Some(allocation),
+        }
     }
 
     /// The allocation that an address lies in.
     fn find_range(&self, address: u64) -> Option<Arc<Allocation>> {
+        if let Some(allocation) = self.registered_at(address) {
+            return Some(allocation);
+        }
         let allocations = read(&self.allocations);
         let (start, allocation) = allocations.range(..=address).next_back()?;
-        (address.checked_sub(*start)? < allocation.reservation.size()).then(|| allocation.clone())
+        (address.checked_sub(*start)? < allocation.size()).then(|| allocation.clone())
     }
 
     fn scratch_at(&self, address: u64) -> Option<Arc<Scratch>> {
@@ -254,6 +279,7 @@ impl Memory {
             // The host frees what is left when the connection ends.
             let _ = scratch.release(client);
         }
+        write(&self.registered).clear();
         let allocations: Vec<_> = std::mem::take(&mut *write(&self.allocations)).into_values().collect();
         for some in allocations.chunks(16) {
             let mut batch = client.batch();
@@ -310,78 +336,6 @@ fn address_size(request: Request) -> Outcome<u64> {
     let factor = if request.flags.is_set(HsaMemFlags::AQL_QUEUE_MEMORY) { 2 } else { 1 };
     let size = request.size.checked_mul(factor);
     size.ok_or_else(|| Refusal::new(HsakmtStatus::NO_MEMORY, "SizeInBytes is beyond the address space"))
-}
-
-fn system(host: Host<'_>, gpu: Option<&Gpu>, request: Request) -> Outcome<Allocation> {
-    // AMD's library answers HSAKMT_STATUS_ERROR to every failure here.
-    let failed = |refusal: Refusal| Refusal { status: HsakmtStatus::ERROR, ..refusal };
-    let reservation = reserve(host, address_size(request)?, request).map_err(failed)?;
-    let Some(gpu) = gpu.or(host.snapshot.gpus.first()) else {
-        let no_memory = |error| Refusal::error(format!("no {:#x} bytes of memory: {error}", request.size));
-        reservation.fill_with_private_memory().map_err(no_memory)?;
-        return Ok(Allocation {
-            reservation,
-            backing: Backing::Private,
-            node: 0,
-            flags: request.flags,
-            state: Mutex::default(),
-        });
-    };
-    let blob = host.client.guest_memory(request.size)?;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    blob.map_fixed(GuestVa(reservation.start()), request.size, protection)
-        .map_err(|error| Refusal::error(error.to_string()))?;
-    reservation.keep_from_children();
-    let flags = flags::ioc(request.flags, host.settings) | AllocFlags::USERPTR;
-    Ok(Allocation {
-        reservation,
-        backing: Backing::System { blob, gpu: gpu.gpu_id, flags },
-        node: if request.flags.is_set(HsaMemFlags::GTT_ACCESS) { 0 } else { request.node },
-        flags: request.flags,
-        state: Mutex::default(),
-    })
-}
-
-fn vram(host: Host<'_>, gpu: &Gpu, request: Request) -> Outcome<Allocation> {
-    let set = |flag| request.flags.is_set(flag);
-    if set(HsaMemFlags::ONLY_ADDRESS) && set(HsaMemFlags::NO_ADDRESS) {
-        return Err(Refusal::parameter("MemFlags has both OnlyAddress and NoAddress"));
-    }
-    let missing = |what| Refusal::new(HsakmtStatus::NOT_IMPLEMENTED, what);
-    if set(HsaMemFlags::NO_ADDRESS) {
-        return Err(missing("VRAM without an address"));
-    }
-    if set(HsaMemFlags::HOST_ACCESS) && !set(HsaMemFlags::ONLY_ADDRESS) {
-        return Err(missing("VRAM that the CPU can access"));
-    }
-    let reservation = reserve(host, address_size(request)?, request)?;
-    let allocation = |reservation, backing, handle| Allocation {
-        reservation,
-        backing,
-        node: request.node,
-        flags: request.flags,
-        state: Mutex::new(State { handle, ..State::default() }),
-    };
-    if set(HsaMemFlags::ONLY_ADDRESS) {
-        return Ok(allocation(reservation, Backing::Nothing, None));
-    }
-    let (answer, _) = host
-        .client
-        .call::<AllocMemory>(
-            &AllocMemoryRequest {
-                va: GuestVa(reservation.start()),
-                size: reservation.size(),
-                gpu_id: gpu.gpu_id,
-                flags: flags::vram(request.flags, host.settings).bits(),
-                resource: ResourceId(0),
-                pad: 0,
-                resource_offset: 0,
-            },
-            &[],
-            0,
-        )
-        .map_err(|error: ClientError| Refusal::host(HsakmtStatus::NO_MEMORY, &error))?;
-    Ok(allocation(reservation, Backing::Vram, Some(answer.handle)))
 }
 
 #[cfg(test)]

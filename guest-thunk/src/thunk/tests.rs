@@ -31,7 +31,7 @@ impl Kfd {
 
     fn map(&self, address: u64, size: u64) -> Outcome<()> {
         let snapshot = self.thunk.snapshot().unwrap();
-        self.thunk.memory.map(self.thunk.host(&snapshot), address, size)
+        self.thunk.memory.map(self.thunk.host(&snapshot), address, size).map(|_| ())
     }
 
     fn unmap(&self, address: u64) -> Outcome<()> {
@@ -138,8 +138,9 @@ fn mapping_to_nodes_unmaps_from_the_others() {
     let kfd = Kfd::new();
     let (first, second) = (kfd.gpu_node(), kfd.gpu_node() + 1);
     let snapshot = kfd.thunk.snapshot().unwrap();
-    let to =
-        |address, nodes: &[u32]| kfd.thunk.memory.map_to_nodes(kfd.thunk.host(&snapshot), address, nodes);
+    let to = |address, nodes: &[u32]| {
+        kfd.thunk.memory.map_to_nodes(kfd.thunk.host(&snapshot), address, 4096, nodes)
+    };
     let mapped = || kfd.state.lock().unwrap().buffers.values().next().unwrap().mapped.clone();
     let address = kfd.allocate(0, 4096, &[HsaMemFlags::HOST_ACCESS]).unwrap();
     to(address, &[first]).unwrap();

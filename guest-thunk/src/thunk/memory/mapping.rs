@@ -9,6 +9,8 @@ use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, MapMemoryAnswer,
 };
 
+use super::address::page_size;
+use super::registered::Registered;
 use super::{Allocation, Backing, Host, Memory, State};
 use crate::client::Client;
 use crate::thunk::lock::lock;
@@ -17,25 +19,36 @@ use crate::thunk::topology::Snapshot;
 
 impl Memory {
     /// `hsaKmtMapMemoryToGPU`: to all GPUs that can reach it, or to its own GPU for a part of scratch memory.
-    pub fn map(&self, host: Host<'_>, address: u64, size: u64) -> Outcome<()> {
+    /// Gives the address on GPUs where that is another one than the application's, else 0.
+    pub fn map(&self, host: Host<'_>, address: u64, size: u64) -> Outcome<u64> {
         if let Some(scratch) = self.scratch_at(address) {
-            return scratch.map(host.client, address, size);
+            return scratch.map(host.client, address, size).map(|()| 0);
         }
         let unknown = || Refusal::parameter(format!("{address:#x} is not the start of an allocation"));
-        let allocation = self.find(address).ok_or_else(unknown)?;
+        let allocation = self.find_sized(address, size).ok_or_else(unknown)?;
+        if let Backing::Registered(registered) = &allocation.backing {
+            return map_registered(host, &allocation, registered);
+        }
+        let registered = lock(&allocation.state).registered.clone();
         let gpus = match host.snapshot.gpu_of(allocation.node).ok().flatten() {
+            _ if !registered.is_empty() => registered,
             Some(gpu) if matches!(allocation.backing, Backing::Vram) => host.snapshot.peers(gpu),
             _ => host.snapshot.all_gpus(),
         };
-        map(host.client, &allocation, &gpus)
+        map(host.client, &allocation, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtMapMemoryToGPUNodes`: to the GPUs of these nodes and to no others.
-    pub fn map_to_nodes(&self, host: Host<'_>, address: u64, nodes: &[u32]) -> Outcome<()> {
+    /// Gives an address as `map` does.
+    pub fn map_to_nodes(&self, host: Host<'_>, address: u64, size: u64, nodes: &[u32]) -> Outcome<u64> {
         let gpus = host.snapshot.gpu_ids(nodes)?;
         let unknown = || Refusal::error(format!("{address:#x} is not the start of an allocation"));
-        let allocation = self.find(address).ok_or_else(unknown)?;
+        let allocation = self.find_sized(address, size).ok_or_else(unknown)?;
         require_memory(&allocation)?;
+        if let Backing::Registered(registered) = &allocation.backing {
+            // AMD's library maps to what was registered, whatever the list says.
+            return map_registered(host, &allocation, registered);
+        }
         if matches!(allocation.backing, Backing::Private) {
             return Err(Refusal::error("memory without a GPU cannot be mapped to one"));
         }
@@ -45,7 +58,7 @@ impl Memory {
         let superfluous: Vec<GpuId> =
             lock(&allocation.state).mapped.iter().copied().filter(|gpu| !gpus.contains(gpu)).collect();
         unmap(host.client, &allocation, &superfluous)?;
-        map(host.client, &allocation, &gpus)
+        map(host.client, &allocation, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtUnmapMemoryToGPU`: from all GPUs. A second unmap does nothing.
@@ -55,7 +68,13 @@ impl Memory {
         }
         let unknown = || Refusal::error(format!("{address:#x} is not the start of an allocation"));
         let allocation = self.find(address).ok_or_else(unknown)?;
-        let mapped = lock(&allocation.state).mapped.clone();
+        let mut state = lock(&allocation.state);
+        if state.mappings > 1 {
+            state.mappings = state.mappings.saturating_sub(1);
+            return Ok(());
+        }
+        let mapped = state.mapped.clone();
+        drop(state);
         unmap(client, &allocation, &mapped)
     }
 
@@ -69,6 +88,28 @@ impl Memory {
             Err(_) => "in no allocation".to_owned(),
         }
     }
+}
+
+/// Maps memory of the application to the GPUs that it is registered for, and counts. Gives its address there.
+fn map_registered(host: Host<'_>, allocation: &Arc<Allocation>, registered: &Registered) -> Outcome<u64> {
+    let gpus = {
+        let mut state = lock(&allocation.state);
+        if state.mappings > 0 && !state.freed {
+            state.mappings = state.mappings.saturating_add(1);
+            Vec::new()
+        } else if state.registered.is_empty() {
+            host.snapshot.all_gpus()
+        } else {
+            state.registered.clone()
+        }
+    };
+    if !gpus.is_empty() {
+        map(host.client, allocation, &gpus)?;
+        let mut state = lock(&allocation.state);
+        state.mappings = state.mappings.saturating_add(1);
+    }
+    let offset = registered.address.checked_rem(page_size()).unwrap_or(0);
+    Ok(allocation.start().saturating_add(offset))
 }
 
 fn require_memory(allocation: &Arc<Allocation>) -> Outcome<()> {
@@ -94,15 +135,20 @@ fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome
             let (answer, _) = client.call::<MapMemory>(&BufferRequest { handle }, &missing, 0)?;
             mapped(&mut state, &missing, answer)
         }
-        (Backing::System { blob, gpu, flags }, None) => {
+        (backing @ (Backing::System { .. } | Backing::Registered(_)), None) => {
+            let (gpu_id, flags, resource, resource_offset) = match backing {
+                Backing::System { blob, gpu, flags } => (*gpu, flags.bits(), blob.resource(), 0),
+                Backing::Registered(it) => (it.gpu, it.flags.bits(), it.resource, it.resource_offset),
+                _ => return Ok(()),
+            };
             let request = AllocMemoryRequest {
                 va: GuestVa(allocation.start()),
-                size: allocation.reservation.size(),
-                gpu_id: *gpu,
-                flags: flags.bits(),
-                resource: blob.resource(),
+                size: allocation.size(),
+                gpu_id,
+                flags,
+                resource,
                 pad: 0,
-                resource_offset: 0,
+                resource_offset,
             };
             let (handle, answer) = allocate_and_map(client, &request, &missing)?;
             state.handle = Some(handle);
@@ -173,6 +219,7 @@ fn unmap(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outco
     let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());
     let gone: Vec<GpuId> = gpus.iter().copied().take(done).collect();
     state.mapped.retain(|gpu| !gone.contains(gpu));
+    state.mappings = 0;
     state.mapped_nodes = Box::default();
     complete("unmap", &gpus, answer)
 }

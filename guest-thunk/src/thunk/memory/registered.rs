@@ -1,0 +1,185 @@
+//! Memory of the application that GPUs were given: registrations are counted, found by the application's address, and
+//! have an address of their own for GPUs, as in AMD's library (`fmm_register_memory`, fmm.c).
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+use hsakmt_abi::memory::HsaMemFlags;
+use hsakmt_abi::status::HsakmtStatus;
+use kfd_abi::memory::AllocFlags;
+use virtio_kfd_protocol::calls::FreeMemory;
+use virtio_kfd_protocol::{BufferRequest, GpuId, ResourceId};
+
+use super::address::page_size;
+use super::{Allocation, Backing, Host, Memory, Place, Request, State, reserve};
+use crate::client::Client;
+use crate::thunk::lock::{lock, read, write};
+use crate::thunk::refusal::{Outcome, Refusal};
+
+/// A range of the application that lies in a GUEST blob.
+pub struct Registered {
+    /// First byte, as the application named it.
+    pub address: u64,
+    /// Bytes, as the application named them.
+    pub size: u64,
+    /// The blob.
+    pub resource: ResourceId,
+    /// Where the range's first page lies in the blob, in bytes.
+    pub resource_offset: u64,
+    /// The GPU in whose name KFD has the buffer.
+    pub gpu: GpuId,
+    /// KFD's flags, with USERPTR.
+    pub flags: AllocFlags,
+    /// What keeps the range in the blob: dropped when the last registration has ended and KFD has freed the buffer.
+    pub keep: Box<dyn Any + Send + Sync>,
+}
+
+impl Registered {
+    /// Bytes of the whole pages that the range lies in.
+    pub fn pages(&self) -> Option<u64> {
+        let page = page_size();
+        self.address.checked_rem(page)?.checked_add(self.size)?.checked_next_multiple_of(page)
+    }
+}
+
+impl Memory {
+    /// Registers a range once more. False where there is no registration of exactly this range yet. As in AMD's library a
+    /// range that is an allocation is an invalid handle, and a registration keeps its list of GPUs.
+    pub fn register_again(&self, address: u64, size: u64, gpus: &[GpuId]) -> Outcome<bool> {
+        let Some(allocation) = self.find_sized(address, size) else { return Ok(false) };
+        if !matches!(allocation.backing, Backing::Registered(_)) {
+            return Err(Refusal::handle("the memory is an allocation of this library"));
+        }
+        let mut state = lock(&allocation.state);
+        if state.freed {
+            return Ok(false);
+        }
+        if state.registered.is_empty() {
+            state.register(gpus);
+        } else if state.registered != gpus {
+            let why = "the range is registered for other nodes";
+            return Err(Refusal::new(HsakmtStatus::MEMORY_ALREADY_REGISTERED, why));
+        }
+        state.registrations = state.registrations.saturating_add(1);
+        Ok(true)
+    }
+
+    /// Writes a new registration down, for these GPUs or, where the list is empty, for all. The address for GPUs is
+    /// another one than the application's, since ranges may overlap.
+    pub fn insert_registered(
+        &self,
+        host: Host<'_>,
+        registered: Registered,
+        gpus: &[GpuId],
+        flags: HsaMemFlags,
+    ) -> Outcome<()> {
+        let size = registered.pages().filter(|pages| *pages > 0);
+        let size = size.ok_or_else(|| Refusal::parameter("MemorySizeInBytes is beyond the address space"))?;
+        let node = host.snapshot.node_of(registered.gpu)?;
+        let request = Request { node, size, alignment: 0, flags, address: 0 };
+        let reservation = reserve(host, size, request)
+            .map_err(|refusal| Refusal { status: HsakmtStatus::ERROR, ..refusal })?;
+        let key = (registered.address, registered.size);
+        let mut state = State { registrations: 1, ..State::default() };
+        state.register(gpus);
+        let allocation = Arc::new(Allocation {
+            place: Place::Reserved(reservation),
+            backing: Backing::Registered(registered),
+            node,
+            flags,
+            state: Mutex::new(state),
+        });
+        // Another thread may have been faster; then what keeps this one goes again.
+        let mut ranges = write(&self.registered);
+        if ranges.contains_key(&key) {
+            drop(ranges);
+            self.register_again(key.0, key.1, gpus)?;
+            return Ok(());
+        }
+        write(&self.allocations).insert(allocation.start(), Arc::clone(&allocation));
+        ranges.insert(key, allocation);
+        Ok(())
+    }
+
+    /// `hsaKmtDeregisterMemory`: ends a registration, by the application's address or the GPUs'.
+    pub fn deregister(&self, client: &Client, address: u64) -> Outcome<()> {
+        let unknown = || {
+            let why = format!("{address:#x} is not registered, or by more than one size");
+            Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, why)
+        };
+        let allocation = self.find_sized(address, 0).ok_or_else(unknown)?;
+        match &allocation.backing {
+            Backing::Registered(registered) => {
+                let key = (registered.address, registered.size);
+                let mut state = lock(&allocation.state);
+                if state.freed {
+                    return Err(unknown());
+                }
+                if state.registrations > 1 {
+                    state.registrations = state.registrations.saturating_sub(1);
+                    return Ok(());
+                }
+                if let Some(handle) = state.handle {
+                    // KFD refuses (EBUSY) while it is mapped; AMD's library does not tell, and neither loses the range.
+                    client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
+                }
+                state.freed = true;
+                state.handle = None;
+                drop(state);
+                write(&self.registered).remove(&key);
+                write(&self.allocations).remove(&allocation.start());
+                Ok(())
+            }
+            _ => {
+                let mut state = lock(&allocation.state);
+                if state.registered.is_empty() {
+                    return Err(unknown());
+                }
+                state.register(&[]);
+                Ok(())
+            }
+        }
+    }
+
+    /// The registration that an address of the application lies in; of several that overlap the one that begins last.
+    pub(super) fn registered_at(&self, address: u64) -> Option<Arc<Allocation>> {
+        let ranges = read(&self.registered);
+        let mut before = ranges.range(..=(address, u64::MAX)).rev();
+        let inside = |(start, size): (u64, u64)| address.checked_sub(start).is_some_and(|at| at < size);
+        before.find(|(key, _)| inside(**key)).map(|(_, allocation)| Arc::clone(allocation))
+    }
+
+    /// The registration of a range, or, with a size of 0, the only one that begins there.
+    pub(super) fn registered_range(&self, address: u64, size: u64) -> Option<Arc<Allocation>> {
+        let ranges = read(&self.registered);
+        if size != 0 {
+            return ranges.get(&(address, size)).cloned();
+        }
+        let mut here = ranges.range((address, 0)..=(address, u64::MAX));
+        let first = here.next()?;
+        here.next().is_none().then(|| Arc::clone(first.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_the_pages_that_it_touches() {
+        let registered = |address, size| Registered {
+            address,
+            size,
+            resource: ResourceId(1),
+            resource_offset: 0,
+            gpu: GpuId(1),
+            flags: AllocFlags::USERPTR,
+            keep: Box::new(()),
+        };
+        let page = page_size();
+        assert_eq!(registered(3, 9001).pages(), Some(9004u64.next_multiple_of(page)));
+        assert_eq!(registered(page - 1, 2).pages(), Some(2 * page));
+        assert_eq!(registered(page, page).pages(), Some(page));
+        assert_eq!(registered(page, u64::MAX).pages(), None);
+    }
+}
