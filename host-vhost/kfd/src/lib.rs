@@ -11,19 +11,23 @@
 #![deny(clippy::arithmetic_side_effects)]
 
 mod call;
+mod dmabuf;
 mod error;
 mod event;
 pub mod kfd;
 pub mod mapping;
 mod memory;
 mod process;
+mod range;
 pub mod render;
 pub mod topology;
 
+pub use dmabuf::DmabufInfo;
 pub use error::KfdError;
 pub use event::{NewEvent, WaitOutcome};
 pub use kfd::{Kfd, Version};
 pub use mapping::GuestMapping;
 pub use memory::{Allocation, KfdHandle, MapOutcome, NewBuffer};
 pub use process::{Clocks, PolicyRequest, TileConfig};
+pub use range::{GemHandle, Range};
 pub use render::{DriverVersion, RenderNode};

@@ -27,9 +27,14 @@ arguments! {
 pub struct KfdHandle(u64);
 
 impl KfdHandle {
-    /// The number, for CREATE_EVENT.
+    /// The number, for other calls.
     pub(crate) const fn number(self) -> u64 {
         self.0
+    }
+
+    /// A handle that another call gave.
+    pub(crate) const fn from_number(number: u64) -> Self {
+        KfdHandle(number)
     }
 }
 
