@@ -6,10 +6,12 @@
 
 pub mod arena;
 pub mod clock;
+pub mod debug;
 mod descriptors;
 pub mod events;
 mod ids;
 pub mod kfd;
+mod locks;
 pub mod machine;
 mod model;
 pub mod process;

@@ -1,14 +1,18 @@
 //! The model as a service.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kfd_abi::drm;
 use kfd_abi::event::HsaMemoryExceptionData;
+use kfd_abi::kfd::nr;
 use kfd_abi::mmap::{self, MmapType};
 use kfd_abi::queue::DOORBELL_SLICE_SIZE_GFX9;
-use kfd_seam::{DeviceId, Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Opened, Result, UserPtr};
+use kfd_seam::{
+    DeviceId, Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Opened, Request, Result, UserPtr,
+};
 use nix::errno::Errno;
 use nix::libc;
 
@@ -21,7 +25,7 @@ use crate::profile::{Profile, ProfileError};
 use crate::space::{Backing, Fault};
 use crate::topology::Topology;
 use crate::tree::Tree;
-use crate::{render, sysfs};
+use crate::{debug, render, sysfs};
 
 /// Two pages for the trap handler (`KFD_CWSR_TBA_TMA_SIZE`).
 const TRAP_HANDLER_SIZE: u64 = 2 * PAGE;
@@ -35,6 +39,14 @@ pub enum ModelError {
     /// The memory files could not be made.
     #[error("cannot make the memory of the KFD model: {0}")]
     Memory(#[from] Errno),
+    /// The debug mailbox could not be made.
+    #[error("{}: cannot make a mailbox in {}: {error}", debug::DEBUG_VARIABLE, directory.display())]
+    Mailbox {
+        /// Where.
+        directory: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
 }
 
 /// A software KFD for the process that it lives in.
@@ -43,10 +55,11 @@ pub struct Model {
     profile: Profile,
     topology: Topology,
     tree: Tree,
-    process: Process,
+    process: Arc<Process>,
     files: Mutex<Files>,
     /// This is a copy in a forked child.
     foreign: AtomicBool,
+    mailbox: Option<debug::Server>,
 }
 
 #[derive(Debug, Default)]
@@ -62,12 +75,27 @@ enum OpenFile {
 }
 
 impl Model {
-    /// The model that the environment variable [`crate::profile::PROFILE_VARIABLE`] names.
+    /// The model that the environment variable [`crate::profile::PROFILE_VARIABLE`] names, with a mailbox in the
+    /// directory that [`debug::DEBUG_VARIABLE`] names.
     ///
     /// # Errors
     /// See [`ModelError`].
     pub fn from_environment() -> core::result::Result<Self, ModelError> {
-        Self::new(Profile::from_environment()?)
+        let mut model = Self::new(Profile::from_environment()?)?;
+        if let Some(directory) = std::env::var_os(debug::DEBUG_VARIABLE).filter(|name| !name.is_empty()) {
+            model.open_mailbox(Path::new(&directory))?;
+        }
+        Ok(model)
+    }
+
+    /// Makes a debug mailbox in `directory`, see [`debug`].
+    ///
+    /// # Errors
+    /// [`ModelError::Mailbox`].
+    pub fn open_mailbox(&mut self, directory: &Path) -> core::result::Result<(), ModelError> {
+        let failed = |error| ModelError::Mailbox { directory: directory.to_owned(), error };
+        self.mailbox = Some(debug::Server::new(directory).map_err(failed)?);
+        Ok(())
     }
 
     /// A model of a profile on the running machine.
@@ -85,9 +113,9 @@ impl Model {
     pub fn on(profile: Profile, machine: &Machine) -> core::result::Result<Self, ModelError> {
         let topology = Topology::new(&profile, machine);
         let tree = sysfs::build(&profile, &topology);
-        let process = Process::new(&profile, &topology, machine)?;
+        let process = Arc::new(Process::new(&profile, &topology, machine)?);
         let foreign = AtomicBool::new(false);
-        Ok(Self { profile, topology, tree, process, files: Mutex::default(), foreign })
+        Ok(Self { profile, topology, tree, process, files: Mutex::default(), foreign, mailbox: None })
     }
 
     /// The profile.
@@ -188,6 +216,15 @@ impl Model {
     }
 }
 
+/// Whether an ioctl can give the process its first GPU memory.
+fn makes_memory(file: OpenFile, request: u32) -> bool {
+    let number = Request(request).number();
+    match file {
+        OpenFile::Kfd => matches!(number, nr::ALLOC_MEMORY_OF_GPU | nr::IMPORT_DMABUF),
+        OpenFile::Render(_) => number == drm::nr::AMDGPU_GEM_VA,
+    }
+}
+
 impl DescriptorTable for Model {
     fn find(&self, descriptor: u32) -> Option<Descriptor> {
         let (identity, mark) = descriptors::examine(descriptor).ok()?;
@@ -232,7 +269,13 @@ impl KfdService for Model {
     }
 
     fn ioctl(&self, file: FileId, request: u32, argument: UserPtr) -> Result<i32> {
-        match self.file(file)? {
+        let file = self.file(file)?;
+        if let Some(mailbox) = &self.mailbox
+            && makes_memory(file, request)
+        {
+            mailbox.start(&self.process);
+        }
+        match file {
             OpenFile::Kfd => kfd::ioctl(&self.process, self, request, argument),
             OpenFile::Render(index) => {
                 render::ioctl(&self.process, index, self.profile.kernel.drm_minor, request, argument)

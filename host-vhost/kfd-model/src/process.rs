@@ -245,6 +245,17 @@ impl Process {
         }
     }
 
+    /// Fetches instructions through a GPU's page table of this process.
+    ///
+    /// # Errors
+    /// The fault. An unknown GPU has nothing mapped.
+    pub fn fetch_gpu(&self, gpu_id: u32, va: u64, buffer: &mut [u8]) -> core::result::Result<(), Fault> {
+        match self.device(gpu_id) {
+            Ok((_, device)) => device.space().fetch(gpu_id, va, buffer),
+            Err(_) => AddressSpace::default().fetch(gpu_id, va, buffer),
+        }
+    }
+
     /// Writes through a GPU's page table of this process.
     ///
     /// # Errors

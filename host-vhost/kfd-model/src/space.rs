@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 
@@ -55,10 +56,8 @@ pub struct Mapping {
     pub size: u64,
     /// What lies behind it.
     pub backing: Backing,
-    /// The GPU may write.
-    pub writable: bool,
-    /// The GPU may execute.
-    pub executable: bool,
+    /// What the GPU may do there, and the memory type.
+    pub flags: VmPageFlags,
 }
 
 /// An access of the GPU that failed.
@@ -69,7 +68,7 @@ pub struct Fault {
     pub gpu_id: u32,
     /// The first byte that could not be accessed.
     pub va: u64,
-    /// `read` or `write`.
+    /// `read`, `write` or `execute`.
     pub access: &'static str,
     /// Why.
     pub reason: FaultReason,
@@ -81,9 +80,15 @@ pub enum FaultReason {
     /// No mapping there.
     #[error("nothing is mapped there")]
     NotPresent,
+    /// The mapping is not readable.
+    #[error("the mapping cannot be read")]
+    NotReadable,
     /// The mapping is not writable.
     #[error("the mapping is read-only")]
     ReadOnly,
+    /// The mapping is not executable.
+    #[error("the mapping cannot be executed")]
+    NoExecute,
     /// The memory behind the mapping is gone (a user pointer whose CPU mapping went away).
     #[error("the memory behind the mapping cannot be accessed")]
     NoBacking,
@@ -130,11 +135,34 @@ impl AddressSpace {
     /// # Errors
     /// The fault, at the first byte that could not be read.
     pub fn read(&self, gpu_id: u32, va: u64, buffer: &mut [u8]) -> core::result::Result<(), Fault> {
+        self.load(gpu_id, va, buffer, "read", VmPageFlags::PAGE_READABLE, FaultReason::NotReadable)
+    }
+
+    /// Fetches instructions through the page table.
+    ///
+    /// # Errors
+    /// The fault, at the first byte that could not be fetched.
+    pub fn fetch(&self, gpu_id: u32, va: u64, buffer: &mut [u8]) -> core::result::Result<(), Fault> {
+        self.load(gpu_id, va, buffer, "execute", VmPageFlags::PAGE_EXECUTABLE, FaultReason::NoExecute)
+    }
+
+    fn load(
+        &self,
+        gpu_id: u32,
+        va: u64,
+        buffer: &mut [u8],
+        access: &'static str,
+        needed: VmPageFlags,
+        otherwise: FaultReason,
+    ) -> core::result::Result<(), Fault> {
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = va.wrapping_add(done as u64);
-            let fault = |reason| Fault { gpu_id, va: at, access: "read", reason };
+            let fault = |reason| Fault { gpu_id, va: at, access, reason };
             let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
+            if !mapping.flags.contains(needed) {
+                return Err(fault(otherwise));
+            }
             let inside = at - start;
             let length = chunk(rest.len(), mapping.size - inside);
             let part = rest.get_mut(..length).ok_or(fault(FaultReason::NotPresent))?;
@@ -154,7 +182,7 @@ impl AddressSpace {
             let at = va.wrapping_add(done as u64);
             let fault = |reason| Fault { gpu_id, va: at, access: "write", reason };
             let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
-            if !mapping.writable {
+            if !mapping.flags.contains(VmPageFlags::PAGE_WRITEABLE) {
                 return Err(fault(FaultReason::ReadOnly));
             }
             let inside = at - start;
@@ -182,7 +210,9 @@ mod tests {
     fn mapping(arena: &Arc<Arena>, pages: u64, writable: bool) -> Mapping {
         let offset = arena.allocate(pages * PAGE).unwrap();
         let backing = Backing::Arena { arena: arena.clone(), offset };
-        Mapping { size: pages * PAGE, backing, writable, executable: false }
+        let mut flags = VmPageFlags::PAGE_READABLE;
+        flags.set(VmPageFlags::PAGE_WRITEABLE, writable);
+        Mapping { size: pages * PAGE, backing, flags }
     }
 
     #[test]
@@ -249,8 +279,7 @@ mod tests {
         let user = |address| Mapping {
             size: PAGE,
             backing: Backing::User(address),
-            writable: true,
-            executable: false,
+            flags: VmPageFlags::PAGE_READABLE,
         };
         space.map(0x30000, user(aligned)).unwrap();
         space.map(0x40000, user(PAGE)).unwrap();

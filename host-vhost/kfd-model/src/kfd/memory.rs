@@ -1,5 +1,6 @@
 //! Memory of the GPU: allocate, map, unmap, free.
 
+use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::memory::{
     AllocFlags, AllocMemoryOfGpuArgs, ExportDmabufArgs, FreeMemoryOfGpuArgs, GetAvailableMemoryArgs,
     GetDmabufInfoArgs, ImportDmabufArgs, MMIO_REMAP_SIZE, MapMemoryToGpuArgs, UnmapMemoryFromGpuArgs,
@@ -314,6 +315,14 @@ pub(crate) fn mmio(state: &mut DeviceState, arena: &Arena) -> Result<u64> {
     Ok(offset)
 }
 
+/// `get_pte_flags`, the permissions.
+fn page_flags(flags: AllocFlags) -> VmPageFlags {
+    let mut page = VmPageFlags::PAGE_READABLE;
+    page.set(VmPageFlags::PAGE_WRITEABLE, flags.contains(AllocFlags::WRITABLE));
+    page.set(VmPageFlags::PAGE_EXECUTABLE, flags.contains(AllocFlags::EXECUTABLE));
+    page
+}
+
 /// `amdgpu_amdkfd_gpuvm_map_memory_to_gpu`: a buffer that is mapped already stays so.
 fn map(
     process: &Process,
@@ -335,12 +344,8 @@ fn map(
     if buffer.flags.intersects(local) && !process.peers(owner, target, vram) {
         return Err(Errno::EINVAL);
     }
-    let mapping = Mapping {
-        size: buffer.size,
-        backing: buffer.backing.clone(),
-        writable: buffer.flags.contains(AllocFlags::WRITABLE),
-        executable: buffer.flags.contains(AllocFlags::EXECUTABLE),
-    };
+    let mapping =
+        Mapping { size: buffer.size, backing: buffer.backing.clone(), flags: page_flags(buffer.flags) };
     let mut space = device.space_mut();
     space.map(buffer.va, mapping.clone())?;
     if buffer.is_doubled() {

@@ -8,6 +8,7 @@
 )]
 
 mod caller;
+mod debug;
 mod errnos;
 mod gpuless;
 mod hostile;
