@@ -31,6 +31,10 @@ use crate::workers::{WorkerProgram, Workers, beside, describe};
 /// Environment variable by which a worker's model library learns the profile.
 const MODEL_VARIABLE: &str = "VIRTIO_KFD_MODEL";
 
+/// Environment variable that names the directory in which each model lets tests see its GPU memory. Workers get it
+/// from this process's own environment.
+const MODEL_DEBUG_VARIABLE: &str = "VIRTIO_KFD_MODEL_DEBUG";
+
 /// Environment variable by which a worker learns what to log.
 const LOG_VARIABLE: &str = "VIRTIO_KFD_LOG";
 
@@ -176,6 +180,9 @@ fn worker_program(args: &Args) -> Result<WorkerProgram, SupervisorError> {
         let library = find(&args.model_library, "libkfd_model_preload.so", "--model-library")?;
         environment.push(("LD_PRELOAD".into(), library.into()));
         environment.push((MODEL_VARIABLE.into(), profile.clone().into()));
+        if let Some(directory) = std::env::var_os(MODEL_DEBUG_VARIABLE) {
+            environment.push((MODEL_DEBUG_VARIABLE.into(), directory));
+        }
     }
     Ok(WorkerProgram { path, environment })
 }
