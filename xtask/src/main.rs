@@ -8,6 +8,7 @@ mod docs;
 mod fuzz;
 mod hygiene;
 mod image;
+mod kfdtest;
 mod licences;
 mod packages;
 mod report;
@@ -42,6 +43,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Measure.
     Bench(bench::Options),
+    /// Run a kfdtest binary of your own, natively on the model and in loop-back, and compare.
+    Kfdtest(kfdtest::Options),
     /// Build the guest image.
     Image(image::Options),
     /// Build and link the guest library, libhsakmt.so.1.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Docs(options) => docs::run(&options).map(|()| 0),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options).map(|()| 0),
+        Command::Kfdtest(options) => kfdtest::run(&options),
         Command::Image(options) => image::run(&options).map(|()| 0),
         Command::LinkThunk => link_thunk().map(|()| 0),
         Command::Packages(options) => packages::run(&options).map(|()| 0),

@@ -1,0 +1,190 @@
+//! `cargo xtask kfdtest`: a kfdtest binary that the user has built, natively on the model and in loop-back, test by test.
+
+mod output;
+mod page;
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use virtio_kfd_images::{Cache, Fetcher, tool};
+use virtio_kfd_tests::{Artifacts, Keeper};
+
+use self::output::{End, Outcome};
+use self::page::{About, Row};
+use crate::stack::{self, Stack};
+use crate::thunk;
+use crate::workspace::Workspace;
+
+/// The page that `--write` writes.
+const PAGE: &str = "docs/kfdtest.md";
+
+/// Opts in to the registration of application memory (docs/limits.md).
+const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt");
+
+/// Options of `cargo xtask kfdtest`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// The kfdtest binary, linked dynamically to libhsakmt.so.1 of the release that the guest library stands in for (6.2).
+    #[arg(long)]
+    binary: PathBuf,
+    /// Which tests: a filter of googletest, for example 'KFDMemoryTest.*:KFDIPCTest.*'.
+    #[arg(long, default_value = "*")]
+    filter: String,
+    /// GPU profile of the model.
+    #[arg(long, default_value = "gfx906")]
+    profile: String,
+    /// Seconds that each test may take.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    limit: u64,
+    /// Write docs/kfdtest.md; needs --about, and all tests.
+    #[arg(long, requires = "about", conflicts_with = "filter")]
+    write: bool,
+    /// Where the binary is from and how it was built, in words, for the page.
+    #[arg(long)]
+    about: Option<String>,
+    /// Keep what the tests print in this directory, a file for each test and place.
+    #[arg(long)]
+    logs: Option<PathBuf>,
+}
+
+/// Runs the tests; the status is 1 if one passes natively and not in loop-back.
+pub fn run(options: &Options) -> Result<i32> {
+    tool::require(&["date", "git"])?;
+    let binary = std::path::absolute(&options.binary).context("the path of the binary")?;
+    ensure!(binary.is_file(), "{} is no file", binary.display());
+    let binary = binary.to_str().context("the path of the binary is not UTF-8")?;
+    if let Some(logs) = &options.logs {
+        std::fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
+    }
+    let workspace = Workspace::find()?;
+    let cache = Cache::open()?;
+    Fetcher::new(&cache, false).ensure("rocm-trixie")?;
+    workspace.build()?;
+    thunk::link(&workspace)?;
+    let about = About {
+        date: said("date", &["-u", "+%F"], workspace.root())?,
+        commit: said("git", &["describe", "--always", "--dirty"], workspace.root())?,
+        binary: options.about.clone().unwrap_or_default(),
+        profile: options.profile.clone(),
+        limit: options.limit,
+    };
+    let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
+    let mut runner = Runner::new(&artifacts, binary, options)?;
+    let tests = runner.list()?;
+    ensure!(!tests.is_empty(), "the binary has no test that matches {}", options.filter);
+    let mut rows = Vec::new();
+    for test in tests {
+        let native = runner.native(&test)?;
+        let loopback = runner.loopback(&test)?;
+        eprintln!("kfdtest: {test}: native {native}, loop-back {loopback}");
+        rows.push(Row { test, native, loopback });
+    }
+    if options.write {
+        let page = workspace.root().join(PAGE);
+        std::fs::write(&page, page::page(&about, &rows)).with_context(|| format!("write {PAGE}"))?;
+        println!("{PAGE}");
+    } else {
+        print!("{}", page::page(&about, &rows));
+    }
+    eprintln!("kfdtest: {}", page::summary(&rows));
+    Ok(i32::from(rows.iter().any(Row::is_worse)))
+}
+
+/// What a program prints on one line.
+fn said(program: &str, arguments: &[&str], directory: &Path) -> Result<String> {
+    let output = Command::new(program).args(arguments).current_dir(directory).output();
+    let output = output.with_context(|| format!("start {program}"))?;
+    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Runs single tests in both places.
+struct Runner<'a> {
+    artifacts: &'a Artifacts,
+    binary: &'a str,
+    options: &'a Options,
+    limit: Duration,
+    /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
+    stack: Option<Stack>,
+    /// Where the tests run and leave their output.
+    directory: tempfile::TempDir,
+}
+
+impl<'a> Runner<'a> {
+    fn new(artifacts: &'a Artifacts, binary: &'a str, options: &'a Options) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("kfdtest-").tempdir().context("temporary directory")?;
+        let limit = Duration::from_secs(options.limit);
+        Ok(Self { artifacts, binary, options, limit, stack: None, directory })
+    }
+
+    /// The names of the tests.
+    fn list(&self) -> Result<Vec<String>> {
+        let mut command = stack::native(self.artifacts, &self.options.profile, self.binary)?;
+        command.arg("--gtest_list_tests").arg(format!("--gtest_filter={}", self.options.filter));
+        let (text, end) = self.run(command)?;
+        if end != End::Status(0) {
+            bail!("the binary does not list its tests ({end:?}):\n{text}");
+        }
+        Ok(output::names(&text))
+    }
+
+    fn native(&self, test: &str) -> Result<Outcome> {
+        let command = stack::native(self.artifacts, &self.options.profile, self.binary)?;
+        self.test(command, test, "native")
+    }
+
+    fn loopback(&mut self, test: &str) -> Result<Outcome> {
+        let stack = match self.stack.take() {
+            Some(stack) => stack,
+            // It lives for one test after another, each with its limit, so it needs a long one itself.
+            None => Stack::start(self.artifacts, &self.options.profile, Duration::from_secs(24 * 3600))?,
+        };
+        let mut command = stack::loopback(self.artifacts, &stack.socket(), self.binary)?;
+        command.env(REGISTER.0, REGISTER.1);
+        let outcome = self.test(command, test, "loop-back")?;
+        match &outcome {
+            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
+            _ => self.keep(test, "daemon", &stack.report())?,
+        }
+        Ok(outcome)
+    }
+
+    fn test(&self, mut command: Command, test: &str, place: &str) -> Result<Outcome> {
+        command.arg(format!("--gtest_filter={test}")).arg("--gtest_color=no");
+        let (text, end) = self.run(command).with_context(|| format!("{test}, {place}"))?;
+        self.keep(test, place, &text)?;
+        Ok(output::outcome(test, &text, end))
+    }
+
+    fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
+        let Some(logs) = &self.options.logs else { return Ok(()) };
+        let file = logs.join(format!("{}.{place}", test.replace('/', "_")));
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
+    }
+
+    /// Runs a command in a process group of its own to its end or its limit, and ends whatever it leaves behind.
+    fn run(&self, mut command: Command) -> Result<(String, End)> {
+        command.process_group(0).current_dir(self.directory.path());
+        let log = self.directory.path().join("output");
+        let begin = Instant::now();
+        let keeper = Keeper::start(command, &log, self.limit)?;
+        let group =
+            i32::try_from(keeper.pid()).ok().and_then(Pid::from_raw).context("a process id of zero")?;
+        let status = keeper.wait().context("the status of a test's process")?;
+        let late = begin.elapsed() >= self.limit;
+        // Fails only when no process of the group is left.
+        let _ = kill_process_group(group, Signal::KILL);
+        let end = match (status.code(), status.signal()) {
+            (Some(code), _) => End::Status(code),
+            (None, Some(9)) if late => End::Limit,
+            (None, signal) => End::Signal(signal.unwrap_or(0)),
+        };
+        let text = std::fs::read(&log).with_context(|| format!("read {}", log.display()))?;
+        Ok((String::from_utf8_lossy(&text).into_owned(), end))
+    }
+}
