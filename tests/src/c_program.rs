@@ -38,13 +38,39 @@ impl CProgram {
     /// # Errors
     /// There is no C compiler, or the program does not compile.
     pub fn compile(root: &Path, source: &Path, place: Place) -> Result<Self> {
+        Self::compile_all(root, &[source], &[], place)
+    }
+
+    /// Compiles the C files of the directory `sources` into one program that uses libdrm's library for amdgpu as well.
+    ///
+    /// # Errors
+    /// There is no C compiler, or the program does not compile.
+    pub fn compile_directory(root: &Path, sources: &Path, place: Place) -> Result<Self> {
+        let entries = std::fs::read_dir(sources).with_context(|| format!("read {}", sources.display()))?;
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry.with_context(|| format!("read {}", sources.display()))?.path();
+            if path.extension().is_some_and(|extension| extension == "c") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+        Self::compile_all(root, &files, &["libdrm_amdgpu.so.1"], place)
+    }
+
+    fn compile_all(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("kfd-c-").tempdir().context("temporary directory")?;
         let program = directory.path().join("program");
         let mut command = Command::new("cc");
         command.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-isystem"]);
-        command.arg(root.join("usr/include")).arg("-o").arg(&program).arg(source);
-        // Linked to the library's own file: the set's C library is newer than the compiler's.
-        command.arg(root.join(LIBRARIES).join("libhsakmt.so.1"));
+        command.arg(root.join("usr/include")).arg("-isystem").arg(root.join("usr/include/libdrm"));
+        command.arg("-o").arg(&program).args(sources);
+        // Linked to the library's own file: the set's C library is newer than the compiler's. The thunk comes first, so
+        // that what ours has of libdrm's functions is found there.
+        for library in ["libhsakmt.so.1"].iter().chain(libraries) {
+            command.arg(root.join(LIBRARIES).join(library));
+        }
         command.arg("-Wl,--unresolved-symbols=ignore-in-shared-libs");
         if place == Place::Host {
             command.arg(format!("-Wl,--dynamic-linker={}", root.join(LOADER).display()));
@@ -52,7 +78,7 @@ impl CProgram {
         let output = run(command, Duration::from_secs(120))
             .context("cc (install it: apt-get install gcc libc6-dev)")?;
         if !output.status.success() {
-            bail!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+            bail!("{sources:?}: {}", String::from_utf8_lossy(&output.stderr));
         }
         Ok(Self { root: root.to_owned(), program, _directory: directory })
     }

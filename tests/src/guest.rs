@@ -21,6 +21,7 @@ pub struct Command {
     env: Vec<(String, String)>,
     directory: Option<String>,
     stdin: Option<Vec<u8>>,
+    talks: bool,
     limit: Duration,
 }
 
@@ -33,6 +34,7 @@ impl Command {
             env: Vec::new(),
             directory: None,
             stdin: None,
+            talks: false,
             limit: Duration::from_secs(60),
         }
     }
@@ -69,6 +71,12 @@ impl Command {
     /// Gives it an input.
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = Some(bytes.into());
+        self
+    }
+
+    /// Leaves its input open, for [`Running::send`].
+    pub fn talks(mut self) -> Self {
+        self.talks = true;
         self
     }
 
@@ -177,6 +185,7 @@ pub struct Running {
     limit: Duration,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+    exit: Option<Exit>,
 }
 
 impl Guest {
@@ -258,7 +267,7 @@ impl Guest {
             args: command.args.clone(),
             env: command.env.clone(),
             directory: command.directory.clone(),
-            stdin: command.stdin.is_some(),
+            stdin: command.stdin.is_some() || command.talks,
             limit_ms: Some(u64::try_from(command.limit.as_millis()).unwrap_or(u64::MAX)),
         };
         self.connection.send(&ToGuest::Run(run), &[])?;
@@ -272,11 +281,20 @@ impl Guest {
             for part in input.chunks(PAYLOAD_LIMIT) {
                 self.connection.send(&ToGuest::Stdin { id, last: false }, part)?;
             }
-            self.connection.send(&ToGuest::Stdin { id, last: true }, &[])?;
+            self.connection.send(&ToGuest::Stdin { id, last: !command.talks }, &[])?;
         }
         let connection = Arc::clone(&self.connection);
         let limit = command.limit;
-        Ok(Running { connection, receiver, id, pid, limit, stdout: Vec::new(), stderr: Vec::new() })
+        Ok(Running {
+            connection,
+            receiver,
+            id,
+            pid,
+            limit,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            exit: None,
+        })
     }
 
     /// Writes `bytes` to a file of the guest.
@@ -358,6 +376,40 @@ impl Running {
         self.connection.send(&ToGuest::Signal { id: self.id, signal: 9, group: true }, &[])
     }
 
+    /// Gives more input to a command that [talks](Command::talks).
+    ///
+    /// # Errors
+    /// The guest went away.
+    pub fn send(&self, bytes: &[u8]) -> Result<()> {
+        self.connection.send(&ToGuest::Stdin { id: self.id, last: false }, bytes)
+    }
+
+    /// Takes the next line of its standard output, without the line's end; `None` at its end. What is taken is no part
+    /// of the [`Output`].
+    ///
+    /// # Errors
+    /// The time passed before that, or the guest went away.
+    pub fn next_line(&mut self, limit: Duration) -> Result<Option<String>> {
+        let start = Instant::now();
+        loop {
+            if let Some(end) = self.stdout.iter().position(|byte| *byte == b'\n') {
+                let rest = self.stdout.split_off(end.saturating_add(1));
+                let line = std::mem::replace(&mut self.stdout, rest);
+                return Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()));
+            }
+            if self.exit.is_some() {
+                return Ok(None);
+            }
+            match self.receiver.recv_timeout(limit.saturating_sub(start.elapsed())) {
+                Ok((ToHost::Stdout { .. }, bytes)) => self.stdout.extend(bytes),
+                Ok((ToHost::Stderr { .. }, bytes)) => self.stderr.extend(bytes),
+                Ok((ToHost::Exited { exit, .. }, _)) => self.exit = Some(exit),
+                Ok((other, _)) => bail!("waiting for a line: {other:?}"),
+                Err(error) => bail!("waiting for a line: {error}"),
+            }
+        }
+    }
+
     /// Waits until its standard output contains `text`.
     ///
     /// # Errors
@@ -386,12 +438,13 @@ impl Running {
         // The agent kills the command at its limit; this only covers an agent that cannot.
         let patience = self.limit.saturating_add(Duration::from_secs(30));
         loop {
+            if let Some(exit) = self.exit {
+                return Ok(Output { stdout: self.stdout, stderr: self.stderr, exit });
+            }
             match self.receiver.recv_timeout(patience) {
                 Ok((ToHost::Stdout { .. }, bytes)) => self.stdout.extend(bytes),
                 Ok((ToHost::Stderr { .. }, bytes)) => self.stderr.extend(bytes),
-                Ok((ToHost::Exited { exit, .. }, _)) => {
-                    return Ok(Output { stdout: self.stdout, stderr: self.stderr, exit });
-                }
+                Ok((ToHost::Exited { exit, .. }, _)) => self.exit = Some(exit),
                 Ok((ToHost::Failed { error, .. }, _)) => bail!("{error}"),
                 Ok((other, _)) => bail!("expected output or an end, found {other:?}"),
                 Err(error) => bail!("the guest's agent: {error}"),

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use kfd_model::debug::DEBUG_VARIABLE;
+
 use crate::artifacts::Artifacts;
 use crate::process::Keeper;
 
@@ -16,6 +18,9 @@ const LIFE: Duration = Duration::from_secs(600);
 
 /// How long it may take to listen: it starts a worker first, to see whether its KFD works.
 const START: Duration = Duration::from_secs(60);
+
+/// The directory for mailboxes, below the daemon's own.
+const GPUS: &str = "gpus";
 
 /// A running `vhost-user-kfd` with a socket of its own. It is killed when dropped.
 #[derive(Debug)]
@@ -44,6 +49,25 @@ impl Daemon {
     /// # Errors
     /// It has not been built, or it ends early; the message has its output.
     pub fn start(artifacts: &Artifacts, kfd: &str, arguments: &[&str]) -> Result<Self> {
+        Self::start_in(artifacts, kfd, arguments, &[])
+    }
+
+    /// Starts a daemon as [`start`](Self::start) does, whose workers' GPUs can be looked at: see
+    /// [`gpus`](Self::gpus).
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_watched(artifacts: &Artifacts, kfd: &str, arguments: &[&str]) -> Result<Self> {
+        Self::start_in(artifacts, kfd, arguments, &[(DEBUG_VARIABLE, GPUS)])
+    }
+
+    /// Starts a daemon with variables that name directories below its own.
+    fn start_in(
+        artifacts: &Artifacts,
+        kfd: &str,
+        arguments: &[&str],
+        directories: &[(&str, &str)],
+    ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("kfd-daemon-").tempdir().context("temporary directory")?;
         let socket = directory.path().join("gpu");
@@ -52,6 +76,11 @@ impl Daemon {
         artifacts.program("kfd-worker")?;
         artifacts.program("libkfd_model_preload.so")?;
         command.arg("--socket").arg(&socket).args(["--kfd", kfd]).args(arguments);
+        for (variable, name) in directories {
+            let place = directory.path().join(name);
+            fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
+            command.env(variable, place);
+        }
         let keeper = Keeper::start(command, &directory.path().join("log"), LIFE)?;
         keeper.wait_for_path(&socket, START)?;
         Ok(Self { keeper, socket, directory })
@@ -60,6 +89,11 @@ impl Daemon {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Where the workers of a [watched](Self::start_watched) daemon leave the mailboxes of their GPUs.
+    pub fn gpus(&self) -> PathBuf {
+        self.directory.path().join(GPUS)
     }
 
     /// A directory that lives as long as the daemon.

@@ -6,6 +6,7 @@
 pub mod accel;
 pub mod artifacts;
 pub mod c_program;
+pub mod gpu_view;
 pub mod guest;
 pub mod host;
 pub mod native;
@@ -13,6 +14,8 @@ pub mod process;
 pub mod qemu;
 pub mod rocminfo;
 pub mod runtime;
+pub mod talk;
+pub mod transcript;
 pub mod vm;
 
 pub use artifacts::Artifacts;

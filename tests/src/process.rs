@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -31,30 +31,42 @@ impl Keeper {
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(command: Command, log: &Path, limit: Duration) -> Result<Self> {
-        let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
+    pub fn start(mut command: Command, log: &Path, limit: Duration) -> Result<Self> {
+        let output = create(log)?;
         let errors = output.try_clone().context("duplicate a log file")?;
-        Self::start_with(command, log, output, errors, limit)
+        command.stdin(Stdio::null()).stdout(output).stderr(errors);
+        Ok(Self::start_with(command, log, limit)?.0)
     }
 
     /// Starts `command` with its standard output and its standard error in files of their own.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start_split(command: Command, stdout: &Path, stderr: &Path, limit: Duration) -> Result<Self> {
-        let create = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
-        Self::start_with(command, stdout, create(stdout)?, create(stderr)?, limit)
+    pub fn start_split(mut command: Command, stdout: &Path, stderr: &Path, limit: Duration) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(create(stdout)?).stderr(create(stderr)?);
+        Ok(Self::start_with(command, stdout, limit)?.0)
+    }
+
+    /// Starts `command` with pipes for its input and output, and its standard error in a file.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_talking(
+        mut command: Command,
+        stderr: &Path,
+        limit: Duration,
+    ) -> Result<(Self, ChildStdin, ChildStdout)> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(create(stderr)?);
+        let (keeper, stdin, stdout) = Self::start_with(command, stderr, limit)?;
+        Ok((keeper, stdin.context("a pipe for the input")?, stdout.context("a pipe for the output")?))
     }
 
     fn start_with(
         mut command: Command,
         log: &Path,
-        output: File,
-        errors: File,
         limit: Duration,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Option<ChildStdin>, Option<ChildStdout>)> {
         let name = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::null()).stdout(output).stderr(errors);
         die_with_parent(&mut command);
         let (stop, stopped) = mpsc::channel::<()>();
         let (started, start) = mpsc::channel();
@@ -69,7 +81,7 @@ impl Keeper {
                     return None;
                 }
             };
-            let _ = started.send(Ok(child.id()));
+            let _ = started.send(Ok((child.id(), child.stdin.take(), child.stdout.take())));
             while begin.elapsed() < limit && !matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
                 if stopped.recv_timeout(Duration::from_millis(20)) != Err(RecvTimeoutError::Timeout) {
                     break;
@@ -82,8 +94,9 @@ impl Keeper {
             status
         });
         let started = start.recv().with_context(|| format!("the thread that starts {name} ended"))?;
-        let pid = started.with_context(|| format!("start {name}"))?;
-        Ok(Self { name, pid, log: log.to_owned(), running, stop: Some(stop), thread: Some(thread) })
+        let (pid, stdin, stdout) = started.with_context(|| format!("start {name}"))?;
+        let keeper = Self { name, pid, log: log.to_owned(), running, stop: Some(stop), thread: Some(thread) };
+        Ok((keeper, stdin, stdout))
     }
 
     /// Whether the process still runs.
@@ -134,6 +147,10 @@ impl Drop for Keeper {
             let _ = thread.join();
         }
     }
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("create {}", path.display()))
 }
 
 /// The last `count` lines of a text.
