@@ -26,6 +26,7 @@ pub(crate) mod tests;
 mod topology;
 mod wait;
 
+use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -109,6 +110,23 @@ impl Client {
     pub fn host_memory(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>, ClientError> {
         self.usable()?;
         self.transport.host_blob(buffer, size).map_err(|error| self.transport_failed(error))
+    }
+
+    /// The same for what another process shares by a token. One that is not mappable can only be exported.
+    pub fn host_blob(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>, ClientError> {
+        self.usable()?;
+        self.transport.host_memory(blob_id, size, mappable).map_err(|error| self.transport_failed(error))
+    }
+
+    /// The blob behind a dma-buf of this device.
+    pub fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>, ClientError> {
+        self.usable()?;
+        self.transport.import(dma_buf).map_err(|error| self.transport_failed(error))
+    }
+
+    /// The descriptor of the device, where there is one.
+    pub fn device(&self) -> Option<BorrowedFd<'_>> {
+        self.transport.device()
     }
 
     /// The files of the host's topology that this VM may see, all of one generation.

@@ -6,7 +6,7 @@ pub mod loopback;
 pub mod virtgpu;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -57,6 +57,12 @@ pub trait Blob: Send + Sync {
     /// a whole, and no blob from its middle: the guest's driver refuses both (`virtio_gpu_vram_mmap`,
     /// `drm_gem_mmap`).
     fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()>;
+    /// A dma-buf descriptor of the whole blob, close-on-exec: what [`Transport::import`] takes, in this process or another
+    /// one of the same guest. It keeps the memory for as long as it is open. (In loop-back it is a pipe's end that
+    /// stands for the memory and does not show it, and other processes are other guests.)
+    fn export(&self) -> Result<OwnedFd>;
+    /// Where `mmap` of [`Transport::device`] shows the blob, in bytes.
+    fn mmap_offset(&self) -> Result<u64>;
 }
 
 /// A way to the host. One object is one virtio-gpu context, which is one guest process.
@@ -76,7 +82,18 @@ pub trait Transport: Send + Sync {
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>>;
 
     /// Makes a HOST3D blob that shows the memory of a buffer.
-    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>>;
+    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>> {
+        self.host_memory(buffer.0, size, true)
+    }
+
+    /// Makes a HOST3D blob of what `blob_id` names: a buffer ([`Handle`]), or what another context shares
+    /// ([`virtio_kfd_protocol::ShareToken`]). One that is not mappable takes no place in the window. A wrong `blob_id` is
+    /// an error at once or, as Linux does not look at the device's answer, at the first use.
+    fn host_memory(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>>;
+
+    /// Takes the blob behind a dma-buf of this device, and attaches it to this context. A dma-buf of anything else is an
+    /// error.
+    fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>>;
 
     /// The descriptor of the device, where there is one.
     fn device(&self) -> Option<BorrowedFd<'_>>;

@@ -8,12 +8,13 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use guest_thunk::client::{Client, ClientError};
-use guest_thunk::transport::Blob;
 use guest_thunk::transport::loopback::{LoopbackOptions, LoopbackVm};
+use guest_thunk::transport::{Blob, TransportError};
 use support::Daemon;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::{
@@ -312,6 +313,38 @@ fn host_memory_is_the_same_in_every_view_and_leaves_nothing_in_the_window() {
     let error = client.host_memory(virtio_kfd_protocol::Handle::new(5, 77), PAGE).map(drop).unwrap_err();
     assert!(matches!(error, ClientError::Transport(_)), "{error}");
     nop(&client).unwrap();
+}
+
+/// What Linux does with dma-bufs of its own device: the importer in the same file gets the handle that it has, and the
+/// memory stays while the descriptor is open.
+#[test]
+fn a_dma_buf_is_the_blob_again_and_keeps_it() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let client = client(&vm);
+    let blob = client.guest_memory(4 * PAGE).unwrap();
+    View::of(&*blob).word(3).store(77, Ordering::SeqCst);
+    let dma_buf = blob.export().unwrap();
+    let again = client.import(dma_buf.as_fd()).unwrap();
+    assert_eq!((again.resource(), again.size()), (blob.resource(), 4 * PAGE));
+    drop(blob);
+    assert_eq!(View::of(&*again).word(3).load(Ordering::SeqCst), 77, "the importer has it");
+    drop(again);
+    let late = client.import(dma_buf.as_fd()).unwrap();
+    assert_eq!(View::of(&*late).word(3).load(Ordering::SeqCst), 77, "the descriptor kept it");
+    // What is none of this device's.
+    let (read, write) = nix::unistd::pipe().unwrap();
+    for foreign in [read.as_fd(), write.as_fd(), std::io::stdin().as_fd()] {
+        let error = client.import(foreign).map(drop).unwrap_err();
+        assert!(matches!(error, ClientError::Transport(TransportError::NotSupported(_))), "{error}");
+    }
+    // Nothing is left over of many rounds. (Other tests of this process have some descriptors, too.)
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    for _ in 0..2000 {
+        drop(late.export().unwrap());
+    }
+    assert!(descriptors() < before + 500, "{before} descriptors became {}", descriptors());
 }
 
 /// QEMU 11.1 aborts with 512 memory regions, and each map is one.

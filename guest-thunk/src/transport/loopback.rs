@@ -4,6 +4,7 @@
 //! the guest's kernel and the VMM are missing. [`LoopbackContext`] is a transport like virtgpu; [`LoopbackVm`] also lets a
 //! test be a hostile guest, with commands and descriptors of its own making.
 
+mod blob;
 pub mod command;
 mod context;
 mod extents;
@@ -16,8 +17,8 @@ mod window;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use vhost::vhost_user::Frontend;
@@ -25,6 +26,7 @@ use vhost::vhost_user::Frontend;
 pub use self::context::LoopbackContext;
 pub use self::window::Window;
 
+use self::blob::Exports;
 use self::command::Config;
 use self::queue::{Queue, Submission};
 use self::ram::Ram;
@@ -102,6 +104,15 @@ impl Drop for VmHandle {
     }
 }
 
+/// A VM that someone else keeps.
+struct WeakVm(Weak<Vm>);
+
+impl WeakVm {
+    fn upgrade(&self) -> Option<LoopbackVm> {
+        self.0.upgrade().map(|vm| LoopbackVm { vm: VmHandle(vm) })
+    }
+}
+
 /// A VM that is connected to a device.
 #[derive(Clone)]
 pub struct LoopbackVm {
@@ -167,6 +178,14 @@ impl LoopbackVm {
     /// A resource id that has not been given out yet.
     pub fn new_resource_id(&self) -> u32 {
         self.vm.0.next_resource.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn downgrade(&self) -> WeakVm {
+        WeakVm(Arc::downgrade(&self.vm.0))
+    }
+
+    fn exports(&self) -> &Exports {
+        &self.vm.0.exports
     }
 
     fn new_context_id(&self) -> u32 {

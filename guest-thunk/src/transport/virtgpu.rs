@@ -6,22 +6,23 @@ mod blob;
 mod ioctl;
 mod scan;
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kfd_abi::virtgpu::{
-    self as abi, ContextInit, ContextSetParam, Execbuffer, VIRTGPU_BLOB_MEM_GUEST, VIRTGPU_BLOB_MEM_HOST3D,
-    VIRTGPU_EXECBUF_FENCE_FD_OUT, VIRTGPU_EXECBUF_RING_IDX,
+    self as abi, ContextInit, ContextSetParam, Execbuffer, VIRTGPU_BLOB_FLAG_USE_MAPPABLE,
+    VIRTGPU_BLOB_MEM_GUEST, VIRTGPU_BLOB_MEM_HOST3D, VIRTGPU_EXECBUF_FENCE_FD_OUT, VIRTGPU_EXECBUF_RING_IDX,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use virtio_kfd_protocol::version::CAPSET_ID;
-use virtio_kfd_protocol::{Capset, Features, Handle, limits};
+use virtio_kfd_protocol::{Capset, Features, limits};
 
 use self::blob::GemBlob;
 use self::ioctl::ioctl;
@@ -40,11 +41,17 @@ struct Device {
     /// -1 once a forked child has closed it.
     fd: AtomicI32,
     owner: u32,
+    /// How often each GEM handle is held: importing what this file has already gives the handle that it has.
+    handles: Mutex<HashMap<u32, usize>>,
 }
 
 impl Device {
     fn new(file: File) -> Self {
-        Device { fd: AtomicI32::new(OwnedFd::from(file).into_raw_fd()), owner: std::process::id() }
+        Device {
+            fd: AtomicI32::new(OwnedFd::from(file).into_raw_fd()),
+            owner: std::process::id(),
+            handles: Mutex::default(),
+        }
     }
 
     fn raw(&self) -> RawFd {
@@ -63,6 +70,12 @@ impl Device {
 
     fn is_mine(&self) -> bool {
         self.owner == std::process::id()
+    }
+
+    /// The counts of handles. Not to be taken in a forked child.
+    fn handles(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+        // Nothing panics while it is held.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Async-signal-safe: one swap and one close(2).
@@ -166,14 +179,20 @@ impl Transport for VirtGpu {
     }
 
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
-        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_GUEST, Handle::NONE, size)?))
+        let flags = VIRTGPU_BLOB_FLAG_USE_MAPPABLE;
+        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_GUEST, flags, 0, size)?))
     }
 
-    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>> {
+    fn host_memory(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>> {
         if self.capset.features & Features::HOST_BLOBS.bits() == 0 {
             return Err(TransportError::NotSupported("host memory in this guest (no shared memory window)"));
         }
-        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_HOST3D, buffer, size)?))
+        let flags = if mappable { VIRTGPU_BLOB_FLAG_USE_MAPPABLE } else { 0 };
+        Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_HOST3D, flags, blob_id, size)?))
+    }
+
+    fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>> {
+        Ok(Box::new(GemBlob::import(&self.device, dma_buf)?))
     }
 
     fn device(&self) -> Option<BorrowedFd<'_>> {

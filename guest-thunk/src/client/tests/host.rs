@@ -3,15 +3,15 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
 use virtio_kfd_protocol::{
-    Call, Capset, Features, GuestVa, Handle, HelloAnswer, Nothing, Request, ResourceId, Status, calls,
+    Call, Capset, Features, GuestVa, HelloAnswer, Nothing, Request, ResourceId, Status, calls,
 };
 
 use crate::transport::{Blob, Result, Transport, TransportError};
@@ -33,6 +33,8 @@ type Behaviour = dyn Fn(u8, &RequestFrame<'_>) -> Fate + Send + Sync;
 pub(crate) struct FakeHost {
     capset: Capset,
     blobs: Arc<Mutex<HashMap<u32, Arc<File>>>>,
+    /// Bytes that are left of it.
+    window: Arc<Mutex<u64>>,
     behaviour: Box<Behaviour>,
 }
 
@@ -80,12 +82,30 @@ impl FakeHost {
         FakeHost {
             capset: Capset::announce(Features::GUEST_MEMORY, 1),
             blobs: Arc::default(),
+            window: Arc::default(),
             behaviour: Box::new(behaviour),
         }
     }
 
     pub(crate) fn with_capset(capset: Capset) -> FakeHost {
         FakeHost { capset, ..FakeHost::new(|_, frame| Fate::Answer(answer(frame))) }
+    }
+
+    /// The same with a window of so many bytes.
+    #[allow(dead_code, reason = "the thunk's tests of VRAM")]
+    pub(crate) fn with_window(self, bytes: u64) -> FakeHost {
+        let features = Features::GUEST_MEMORY | Features::HOST_BLOBS;
+        FakeHost { capset: Capset::announce(features, 1), window: Arc::new(Mutex::new(bytes)), ..self }
+    }
+
+    fn blob(&self, size: u64) -> FakeBlob {
+        let file = File::from(memfd_create(c"blob", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(size).unwrap();
+        let file = Arc::new(file);
+        let mut blobs = self.blobs.lock().unwrap();
+        let resource = blobs.keys().max().map_or(1, |last| last + 1);
+        blobs.insert(resource, Arc::clone(&file));
+        FakeBlob { resource, size, file, blobs: Arc::clone(&self.blobs), window: None }
     }
 
     /// Blobs that exist now.
@@ -115,17 +135,34 @@ impl Transport for FakeHost {
     }
 
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
-        let file = File::from(memfd_create(c"blob", MFdFlags::MFD_CLOEXEC).unwrap());
-        file.set_len(size).unwrap();
-        let file = Arc::new(file);
-        let mut blobs = self.blobs.lock().unwrap();
-        let resource = blobs.keys().max().map_or(1, |last| last + 1);
-        blobs.insert(resource, Arc::clone(&file));
-        Ok(Box::new(FakeBlob { resource, size, file, blobs: Arc::clone(&self.blobs) }))
+        Ok(Box::new(self.blob(size)))
     }
 
-    fn host_blob(&self, _buffer: Handle, _size: u64) -> Result<Box<dyn Blob>> {
-        Err(TransportError::NotSupported("host memory in this test"))
+    fn host_memory(&self, blob_id: u64, size: u64, _mappable: bool) -> Result<Box<dyn Blob>> {
+        if self.capset.features & Features::HOST_BLOBS.bits() == 0 {
+            return Err(TransportError::NotSupported("host memory in this test"));
+        }
+        let mut left = self.window.lock().unwrap();
+        let error = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        *left = left.checked_sub(size).ok_or(TransportError::System {
+            call: "RESOURCE_CREATE_BLOB",
+            detail: format!("buffer {blob_id:#x}"),
+            error,
+        })?;
+        drop(left);
+        let mut blob = self.blob(size);
+        blob.window = Some(Arc::clone(&self.window));
+        Ok(Box::new(blob))
+    }
+
+    fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>> {
+        let inode = nix::sys::stat::fstat(dma_buf).unwrap().st_ino;
+        let blobs = self.blobs.lock().unwrap();
+        let found = blobs.iter().find(|(_, file)| file.metadata().unwrap().ino() == inode);
+        let (resource, file) = found.ok_or(TransportError::NotSupported("a foreign dma-buf in this test"))?;
+        let size = file.metadata().unwrap().len();
+        let (file, blobs) = (Arc::clone(file), Arc::default());
+        Ok(Box::new(FakeBlob { resource: *resource, size, file, blobs, window: None }))
     }
 
     fn device(&self) -> Option<BorrowedFd<'_>> {
@@ -140,6 +177,8 @@ struct FakeBlob {
     size: u64,
     file: Arc<File>,
     blobs: Arc<Mutex<HashMap<u32, Arc<File>>>>,
+    /// To give its place back.
+    window: Option<Arc<Mutex<u64>>>,
 }
 
 impl Blob for FakeBlob {
@@ -167,10 +206,21 @@ impl Blob for FakeBlob {
         assert_ne!(mapped, libc::MAP_FAILED);
         Ok(())
     }
+
+    fn export(&self) -> Result<OwnedFd> {
+        Ok(self.file.try_clone().unwrap().into())
+    }
+
+    fn mmap_offset(&self) -> Result<u64> {
+        Ok(0)
+    }
 }
 
 impl Drop for FakeBlob {
     fn drop(&mut self) {
         self.blobs.lock().unwrap().remove(&self.resource);
+        if let Some(window) = &self.window {
+            *window.lock().unwrap() += self.size;
+        }
     }
 }

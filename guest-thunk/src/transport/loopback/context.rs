@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use virtio_bindings::virtio_gpu as gpu;
 use virtio_kfd_protocol::version::{CAPSET_ID, CAPSET_VERSION};
-use virtio_kfd_protocol::{Capset, Features, GuestVa, Handle, ResourceId};
+use virtio_kfd_protocol::{Capset, Features};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::blob::{Attached, ContextBlob, Resource};
 use super::command::{
-    CapsetInfo, CreateBlob, CtxCreate, Header, MapBlob, MemEntry, Resource, Submit, Words, header, is_ok,
-    message,
+    CapsetInfo, CreateBlob, CtxCreate, Header, MapBlob, MemEntry, Resource as ResourceBody, Submit, Words,
+    header, is_ok, message,
 };
 use super::queue::Submission;
-use super::ram::Pages;
 use super::{LoopbackVm, PAGE, system};
 use crate::transport::{Blob, Result, Transport, TransportError};
 
@@ -25,9 +25,10 @@ pub struct LoopbackContext {
 }
 
 /// Shared with the blobs, which have to go before it.
-struct Context {
-    vm: LoopbackVm,
-    id: u32,
+pub(super) struct Context {
+    pub(super) vm: LoopbackVm,
+    pub(super) id: u32,
+    pub(super) attached: Attached,
 }
 
 const HEADER: usize = size_of::<Header>();
@@ -67,7 +68,10 @@ impl LoopbackContext {
         }
         let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_CREATE;
         command(vm, "CTX_CREATE", header(kind, id), &create, &[], 0)?;
-        Ok(LoopbackContext { context: Arc::new(Context { vm: vm.clone(), id }), capset })
+        Ok(LoopbackContext {
+            context: Arc::new(Context { vm: vm.clone(), id, attached: Attached::default() }),
+            capset,
+        })
     }
 
     /// The context's id on the device.
@@ -107,15 +111,15 @@ fn read_capset(vm: &LoopbackVm) -> Result<Capset> {
     )))
 }
 
+/// A command about a resource that is answered without data.
+pub(super) fn about(vm: &LoopbackVm, call: &'static str, head: Header, resource: u32) -> Result<()> {
+    let body = ResourceBody { resource_id: resource, padding: 0 };
+    command(vm, call, head, &body, &[], 0).map(|_| ())
+}
+
 impl Context {
     fn usable(&self) -> Result<()> {
         self.vm.usable()
-    }
-
-    /// A command about a resource that is answered without data.
-    fn about(&self, call: &'static str, head: Header, resource: u32) -> Result<()> {
-        let body = Resource { resource_id: resource, padding: 0 };
-        command(&self.vm, call, head, &body, &[], 0).map(|_| ())
     }
 
     /// Linux names the context of a HOST3D blob here, and for a GUEST blob none (`verify_blob`); that one the device
@@ -123,22 +127,6 @@ impl Context {
     fn create(&self, ctx_id: u32, create: &CreateBlob, entries: &[u8]) -> Result<()> {
         let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_CREATE_BLOB, ctx_id);
         command(&self.vm, "RESOURCE_CREATE_BLOB", head, create, entries, 0).map(|_| ())
-    }
-
-    fn attach(&self, resource: u32) -> Result<()> {
-        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_ATTACH_RESOURCE, self.id);
-        self.about("CTX_ATTACH_RESOURCE", head, resource)
-    }
-
-    fn detach(&self, resource: u32) -> Result<()> {
-        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DETACH_RESOURCE, self.id);
-        self.about("CTX_DETACH_RESOURCE", head, resource)
-    }
-
-    /// Linux names no context in commands about the resource as such: unref, map and unmap.
-    fn unref(&self, resource: u32) -> Result<()> {
-        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNREF, 0);
-        self.about("RESOURCE_UNREF", head, resource)
     }
 }
 
@@ -158,7 +146,7 @@ impl Transport for LoopbackContext {
     }
 
     fn submit_and_wait(&self, ring: u8, frame: &[u8], limit: Duration) -> Result<()> {
-        let Context { vm, id } = &*self.context;
+        let Context { vm, id, .. } = &*self.context;
         vm.usable()?;
         let size =
             u32::try_from(frame.len()).map_err(|_| TransportError::NotSupported("a frame of 4 GiB"))?;
@@ -201,47 +189,55 @@ impl Transport for LoopbackContext {
         let create = CreateBlob {
             resource_id: resource,
             blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_GUEST,
-            blob_flags: gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE,
+            blob_flags: gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
             nr_entries: entries.len() as u32,
             blob_id: 0,
             size,
         };
         self.context.create(0, &create, entries.as_bytes())?;
-        let blob = GuestBlob { context: Arc::clone(&self.context), resource, size, pages: Some(pages) };
-        self.context.attach(resource)?;
-        Ok(Box::new(blob))
+        let made = Resource::guest(vm, resource, size, pages);
+        Ok(Box::new(ContextBlob::attach(&self.context, Arc::new(made))?))
     }
 
-    fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>> {
+    fn host_memory(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>> {
         self.context.usable()?;
         whole(size)?;
         let vm = &self.context.vm;
         let window =
             vm.window().ok_or(TransportError::NotSupported("host memory (the device has no window)"))?;
+        vm.exports().sweep();
         let resource = vm.new_resource_id();
+        let flags = if mappable { gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE } else { 0 };
         let create = CreateBlob {
             resource_id: resource,
             blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_HOST3D,
-            blob_flags: gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE,
+            blob_flags: flags | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
             nr_entries: 0,
-            blob_id: buffer.0,
+            blob_id,
             size,
         };
         self.context.create(self.context.id, &create, &[])?;
-        let mut blob = HostBlob { context: Arc::clone(&self.context), resource, size, place: None };
-        let offset = window.take(size)?;
-        let body = MapBlob { resource_id: resource, padding: 0, offset };
-        let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
-        // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
-        match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
-            Ok(_) => blob.place = Some(offset),
-            Err(error) => {
-                window.give(offset, size);
-                return Err(error);
+        let mut made = Resource::host(vm, resource, size);
+        if mappable {
+            let offset = window.take(size)?;
+            let body = MapBlob { resource_id: resource, padding: 0, offset };
+            let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
+            // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
+            match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
+                Ok(_) => made.shown_at(offset),
+                Err(error) => {
+                    window.give(offset, size);
+                    return Err(error);
+                }
             }
         }
-        self.context.attach(resource)?;
-        Ok(Box::new(blob))
+        Ok(Box::new(ContextBlob::attach(&self.context, Arc::new(made))?))
+    }
+
+    fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>> {
+        self.context.usable()?;
+        let resource = self.context.vm.exports().find(dma_buf)?;
+        Ok(Box::new(ContextBlob::attach(&self.context, resource)?))
     }
 
     fn device(&self) -> Option<BorrowedFd<'_>> {
@@ -253,103 +249,10 @@ impl Transport for LoopbackContext {
     }
 }
 
-fn whole(size: u64) -> Result<()> {
+pub(super) fn whole(size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(PAGE) {
         let error = std::io::Error::from_raw_os_error(libc::EINVAL);
         return Err(system("RESOURCE_CREATE_BLOB", format!("{size} bytes, not whole pages"), error));
     }
     Ok(())
-}
-
-struct GuestBlob {
-    context: Arc<Context>,
-    resource: u32,
-    size: u64,
-    pages: Option<Pages>,
-}
-
-impl Blob for GuestBlob {
-    fn resource(&self) -> ResourceId {
-        ResourceId(self.resource)
-    }
-
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
-        self.context.usable()?;
-        whole(length)?;
-        match &self.pages {
-            Some(pages) => pages.map_fixed(address, length, protection),
-            None => Err(TransportError::NotSupported("a blob without pages")),
-        }
-    }
-}
-
-impl Drop for GuestBlob {
-    fn drop(&mut self) {
-        let gone = match self.context.usable() {
-            // The pages are free only when the device has let go of them; one that is gone has.
-            Ok(()) => {
-                // Not attached if its creation failed halfway.
-                let _ = self.context.detach(self.resource);
-                matches!(self.context.unref(self.resource), Ok(()) | Err(TransportError::Lost(_)))
-            }
-            Err(_) => false,
-        };
-        if !gone {
-            std::mem::forget(self.pages.take());
-        }
-    }
-}
-
-struct HostBlob {
-    context: Arc<Context>,
-    resource: u32,
-    size: u64,
-    /// Offset in the window.
-    place: Option<u64>,
-}
-
-impl Blob for HostBlob {
-    fn resource(&self) -> ResourceId {
-        ResourceId(self.resource)
-    }
-
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
-        self.context.usable()?;
-        whole(length)?;
-        if length != self.size {
-            return Err(TransportError::NotSupported("mapping a part of a host blob"));
-        }
-        match (self.place, self.context.vm.window()) {
-            (Some(offset), Some(window)) => window.map_fixed(offset, address, length, protection),
-            _ => Err(TransportError::NotSupported("a host blob that is not in the window")),
-        }
-    }
-}
-
-impl Drop for HostBlob {
-    fn drop(&mut self) {
-        if self.context.usable().is_err() {
-            return;
-        }
-        // Not attached if its creation failed halfway.
-        let _ = self.context.detach(self.resource);
-        if let Some(offset) = self.place.take() {
-            let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNMAP_BLOB, 0);
-            let unmapped = self.context.about("RESOURCE_UNMAP_BLOB", head, self.resource);
-            // A place that the device still has mapped is not used again.
-            if let (Ok(()), Some(window)) = (unmapped, self.context.vm.window()) {
-                window.give(offset, self.size);
-            }
-        }
-        // A device that is gone has let go of the resource as well.
-        let _ = self.context.unref(self.resource);
-    }
 }

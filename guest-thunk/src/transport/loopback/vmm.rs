@@ -27,6 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::LoopbackOptions;
+use super::blob::Exports;
 use super::command::Config;
 use super::queue::{QUEUE_SIZE, Queue};
 use super::ram::Ram;
@@ -61,6 +62,8 @@ pub(super) struct Vm {
     pub(super) queues: [Arc<Queue>; QUEUES],
     pub(super) window: Option<Arc<Window>>,
     pub(super) config: Config,
+    /// dma-bufs that may be open.
+    pub(super) exports: Exports,
     /// The main channel, kept open, and usable by tests.
     pub(super) frontend: Frontend,
     pub(super) next_context: AtomicU32,
@@ -178,6 +181,7 @@ impl Vm {
             queues,
             window,
             config,
+            exports: Exports::default(),
             frontend,
             next_context: AtomicU32::new(1),
             next_resource: AtomicU32::new(1),

@@ -1,0 +1,205 @@
+//! Blobs as the guest's kernel keeps them: a resource lives until nobody has it, a context has each resource once.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::fstat;
+use nix::unistd::pipe2;
+use virtio_bindings::virtio_gpu as gpu;
+use virtio_kfd_protocol::{GuestVa, ResourceId};
+
+use super::command::header;
+use super::context::{Context, about, whole};
+use super::ram::Pages;
+use super::{LoopbackVm, WeakVm, system};
+use crate::transport::{Blob, Result, TransportError};
+
+/// A resource. It ends when no context has it and no dma-buf of it is open.
+pub(super) struct Resource {
+    /// Weak, since the VM keeps what is exported.
+    vm: WeakVm,
+    id: u32,
+    size: u64,
+    memory: Memory,
+}
+
+enum Memory {
+    Guest(Option<Pages>),
+    /// Where in the window it is, if it is.
+    Host(Option<u64>),
+}
+
+impl Resource {
+    /// A resource that the device was told of.
+    pub(super) fn guest(vm: &LoopbackVm, id: u32, size: u64, pages: Pages) -> Resource {
+        Resource { vm: vm.downgrade(), id, size, memory: Memory::Guest(Some(pages)) }
+    }
+
+    /// A resource that the device was told of, without a place in the window yet.
+    pub(super) fn host(vm: &LoopbackVm, id: u32, size: u64) -> Resource {
+        Resource { vm: vm.downgrade(), id, size, memory: Memory::Host(None) }
+    }
+
+    /// Writes down where in the window it is.
+    pub(super) fn shown_at(&mut self, offset: u64) {
+        self.memory = Memory::Host(Some(offset));
+    }
+}
+
+impl Drop for Resource {
+    fn drop(&mut self) {
+        // A VM that is gone has let go of everything.
+        let Some(vm) = self.vm.upgrade() else { return };
+        // One of a parent process is none of ours.
+        if vm.usable().is_err() {
+            if let Memory::Guest(pages) = &mut self.memory {
+                std::mem::forget(pages.take());
+            }
+            return;
+        }
+        if let Memory::Host(Some(offset)) = self.memory {
+            let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNMAP_BLOB;
+            let unmapped = about(&vm, "RESOURCE_UNMAP_BLOB", header(kind, 0), self.id);
+            // A place that the device still has mapped is not used again.
+            if let (Ok(()), Some(window)) = (unmapped, vm.window()) {
+                window.give(offset, self.size);
+            }
+        }
+        // Linux names no context in commands about the resource as such: unref, map and unmap.
+        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_UNREF;
+        let gone = about(&vm, "RESOURCE_UNREF", header(kind, 0), self.id);
+        // The pages are free only when the device has let go of them; one that is gone has.
+        if let (Memory::Guest(pages), false) =
+            (&mut self.memory, matches!(gone, Ok(()) | Err(TransportError::Lost(_))))
+        {
+            std::mem::forget(pages.take());
+        }
+    }
+}
+
+/// How often each resource is held in a context: it is attached with the first holder and detached with the last.
+#[derive(Default)]
+pub(super) struct Attached(Mutex<HashMap<u32, usize>>);
+
+/// A holder of a resource in a context.
+pub(super) struct ContextBlob {
+    context: Arc<Context>,
+    resource: Arc<Resource>,
+}
+
+impl ContextBlob {
+    pub(super) fn attach(context: &Arc<Context>, resource: Arc<Resource>) -> Result<ContextBlob> {
+        let mut attached = context.attached.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = attached.get(&resource.id).copied().unwrap_or(0);
+        if count == 0 {
+            let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_ATTACH_RESOURCE;
+            about(&context.vm, "CTX_ATTACH_RESOURCE", header(kind, context.id), resource.id)?;
+        }
+        attached.insert(resource.id, count.saturating_add(1));
+        drop(attached);
+        Ok(ContextBlob { context: Arc::clone(context), resource })
+    }
+}
+
+impl Drop for ContextBlob {
+    fn drop(&mut self) {
+        if self.context.vm.usable().is_err() {
+            return;
+        }
+        let mut attached = self.context.attached.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = attached.get(&self.resource.id).copied().unwrap_or(1).saturating_sub(1);
+        if left > 0 {
+            attached.insert(self.resource.id, left);
+            return;
+        }
+        attached.remove(&self.resource.id);
+        let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DETACH_RESOURCE;
+        // A device that is gone has detached it as well.
+        let _ =
+            about(&self.context.vm, "CTX_DETACH_RESOURCE", header(kind, self.context.id), self.resource.id);
+    }
+}
+
+impl Blob for ContextBlob {
+    fn resource(&self) -> ResourceId {
+        ResourceId(self.resource.id)
+    }
+
+    fn size(&self) -> u64 {
+        self.resource.size
+    }
+
+    fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
+        self.context.vm.usable()?;
+        whole(length)?;
+        match (&self.resource.memory, self.context.vm.window()) {
+            (Memory::Guest(Some(pages)), _) => pages.map_fixed(address, length, protection),
+            (Memory::Guest(None), _) => Err(TransportError::NotSupported("a blob without pages")),
+            (Memory::Host(_), _) if length != self.resource.size => {
+                Err(TransportError::NotSupported("mapping a part of a host blob"))
+            }
+            (Memory::Host(Some(offset)), Some(window)) => {
+                window.map_fixed(*offset, address, length, protection)
+            }
+            (Memory::Host(_), _) => {
+                Err(TransportError::NotSupported("a host blob that is not in the window"))
+            }
+        }
+    }
+
+    fn export(&self) -> Result<OwnedFd> {
+        self.context.vm.usable()?;
+        self.context.vm.exports().add(&self.resource)
+    }
+
+    fn mmap_offset(&self) -> Result<u64> {
+        Err(TransportError::NotSupported("mmap of the device (there is none in loop-back)"))
+    }
+}
+
+/// What dma-bufs stand for. Each is the write end of a pipe, known by its inode; as long as any copy of it is open, in any
+/// process, the read end tells, and the memory stays.
+#[derive(Default)]
+pub(super) struct Exports(Mutex<HashMap<u64, (OwnedFd, Arc<Resource>)>>);
+
+impl Exports {
+    fn add(&self, resource: &Arc<Resource>) -> Result<OwnedFd> {
+        self.sweep();
+        let failed = |call, errno: nix::errno::Errno| system(call, "a dma-buf", errno.into());
+        let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("pipe2", errno))?;
+        let inode = fstat(&write).map_err(|errno| failed("fstat", errno))?.st_ino;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(inode, (read, Arc::clone(resource)));
+        Ok(write)
+    }
+
+    /// What a dma-buf stands for.
+    pub(super) fn find(&self, dma_buf: BorrowedFd<'_>) -> Result<Arc<Resource>> {
+        self.sweep();
+        let failed = |errno: nix::errno::Errno| system("fstat", "a dma-buf", errno.into());
+        let inode = fstat(dma_buf).map_err(failed)?.st_ino;
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = all.get(&inode).filter(|(read, _)| fstat(read).is_ok_and(|stat| stat.st_ino == inode));
+        found.map(|(_, resource)| Arc::clone(resource)).ok_or(TransportError::NotSupported(
+            "a descriptor that is no dma-buf of this device in this process",
+        ))
+    }
+
+    /// Forgets what no descriptor stands for any more.
+    pub(super) fn sweep(&self) {
+        let closed = |read: &OwnedFd| {
+            let mut poll_fd = [PollFd::new(read.as_fd(), PollFlags::empty())];
+            let ready = poll(&mut poll_fd, PollTimeout::ZERO);
+            let [poll_fd] = poll_fd;
+            ready.is_ok() && poll_fd.revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
+        };
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<_> = all.extract_if(|_, (read, _)| closed(read)).collect();
+        drop(all);
+        // Resources that end send commands: not under the lock.
+        drop(gone);
+    }
+}
