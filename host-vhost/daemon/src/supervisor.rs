@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -212,7 +212,7 @@ fn probe(workers: &mut Workers, config: &DeviceConfig) -> Result<u32, Supervisor
 
 /// Waits until the worker is ready. Returns the number of GPUs that it has found.
 fn ask(workers: &mut Workers, channel: &Channel, config: &DeviceConfig) -> Result<u32, SupervisorError> {
-    match channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), None) {
+    match channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), &[]) {
         // It has ended already; how is found out below.
         Ok(()) | Err(IpcError::Closed) => {}
         Err(error) => return Err(error.into()),
@@ -430,7 +430,8 @@ impl ForDevice {
 
 impl Message for ForDevice {
     fn send(&self, channel: &Channel) -> Result<(), IpcError> {
-        channel.send(&self.message, self.end.as_ref().map(AsFd::as_fd))
+        let end: Vec<BorrowedFd<'_>> = self.end.iter().map(AsFd::as_fd).collect();
+        channel.send(&self.message, &end)
     }
 }
 
@@ -457,7 +458,7 @@ mod tests {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 for worker in 0..REQUESTS {
-                    device.send(&ToSupervisor::Start { worker }, None).unwrap();
+                    device.send(&ToSupervisor::Start { worker }, &[]).unwrap();
                 }
             });
             while link.backlog() < MAX_BACKLOG {

@@ -16,7 +16,7 @@ use thiserror::Error;
 pub const MAX_MESSAGE_BYTES: usize = virtio_kfd_protocol::limits::MAX_FRAME_BYTES + 4096;
 
 /// Most descriptors beside a message.
-pub const MAX_DESCRIPTORS: usize = 1;
+pub const MAX_DESCRIPTORS: usize = 2;
 
 /// Why a message did not go through.
 #[derive(Debug, Error)]
@@ -36,6 +36,12 @@ pub enum IpcError {
     #[error("ipc: a message of {found} bytes is over the limit of {MAX_MESSAGE_BYTES}")]
     TooLarge {
         /// Its size.
+        found: usize,
+    },
+    /// There is no room for that many descriptors.
+    #[error("ipc: a message with {found} descriptors, at most {MAX_DESCRIPTORS} can be sent")]
+    TooManyDescriptors {
+        /// Their number.
         found: usize,
     },
     /// The bytes are not a message.
@@ -66,23 +72,24 @@ impl Channel {
         Ok((Channel { socket: a }, Channel { socket: b }))
     }
 
-    /// Sends a message. Blocks while the other side's buffer is full.
-    pub fn send<M: Serialize>(
-        &self,
-        message: &M,
-        descriptor: Option<BorrowedFd<'_>>,
-    ) -> Result<(), IpcError> {
+    /// Sends a message with at most [`MAX_DESCRIPTORS`] descriptors beside it. Blocks while the other side's buffer is
+    /// full.
+    pub fn send<M: Serialize>(&self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), IpcError> {
         let bytes = postcard::to_stdvec(message).map_err(IpcError::Encode)?;
         if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(IpcError::TooLarge { found: bytes.len() });
         }
-        let raw = descriptor.map(|fd| [fd.as_raw_fd()]);
-        let control: Vec<ControlMessage<'_>> = raw.iter().map(|fds| ControlMessage::ScmRights(fds)).collect();
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(IpcError::TooManyDescriptors { found: descriptors.len() });
+        }
+        let raw: Vec<i32> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let control = if raw.is_empty() { &[] } else { rights.as_slice() };
         loop {
             match sendmsg::<()>(
                 self.socket.as_raw_fd(),
                 &[IoSlice::new(&bytes)],
-                &control,
+                control,
                 MsgFlags::MSG_NOSIGNAL,
                 None,
             ) {
@@ -94,23 +101,23 @@ impl Channel {
         }
     }
 
-    /// Receives a message into `buffer` (of [`MAX_MESSAGE_BYTES`]), from which the message may borrow.
-    /// Blocks until there is one; [`IpcError::Closed`] when the other side is gone.
+    /// Receives a message into `buffer` (of [`MAX_MESSAGE_BYTES`]), from which the message may borrow, and the
+    /// descriptors beside it in their order. Blocks until there is one; [`IpcError::Closed`] when the other side is gone.
     pub fn receive<'b, M: Deserialize<'b>>(
         &self,
         buffer: &'b mut [u8],
-    ) -> Result<(M, Option<OwnedFd>), IpcError> {
-        let (length, descriptor) = self.receive_bytes(buffer)?;
+    ) -> Result<(M, Vec<OwnedFd>), IpcError> {
+        let (length, descriptors) = self.receive_bytes(buffer)?;
         if length == 0 {
             return Err(IpcError::Closed);
         }
         let bytes = buffer.get(..length).unwrap_or(&[]);
         let message =
             postcard::from_bytes(bytes).map_err(|error| IpcError::Decode { bytes: bytes.len(), error })?;
-        Ok((message, descriptor))
+        Ok((message, descriptors))
     }
 
-    fn receive_bytes(&self, buffer: &mut [u8]) -> Result<(usize, Option<OwnedFd>), IpcError> {
+    fn receive_bytes(&self, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), IpcError> {
         loop {
             let mut control = cmsg_space!([i32; MAX_DESCRIPTORS]);
             let mut slices = [IoSliceMut::new(buffer)];
@@ -125,16 +132,14 @@ impl Channel {
                 Err(Errno::ECONNRESET) => return Err(IpcError::Closed),
                 Err(errno) => return Err(IpcError::System { call: "recvmsg", errno }),
             };
-            let mut descriptor = None;
+            let mut descriptors = Vec::new();
             let controls = message.cmsgs().map_err(|errno| IpcError::System { call: "recvmsg", errno })?;
             for control in controls {
                 if let ControlMessageOwned::ScmRights(fds) = control {
-                    for fd in fds {
-                        descriptor = Some(own(fd));
-                    }
+                    descriptors.extend(fds.into_iter().map(own));
                 }
             }
-            return Ok((message.bytes, descriptor));
+            return Ok((message.bytes, descriptors));
         }
     }
 
@@ -178,11 +183,11 @@ mod tests {
         let (a, b) = Channel::pair().unwrap();
         let frame = vec![7u8; virtio_kfd_protocol::limits::MAX_FRAME_BYTES];
         let sender = std::thread::spawn(move || {
-            a.send(&ToWorker::Frame { ring: 3, ticket: 9, bytes: &frame }, None).unwrap();
+            a.send(&ToWorker::Frame { ring: 3, ticket: 9, bytes: &frame }, &[]).unwrap();
         });
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-        let (message, descriptor) = b.receive::<ToWorker>(&mut buffer).unwrap();
-        assert!(descriptor.is_none());
+        let (message, descriptors) = b.receive::<ToWorker>(&mut buffer).unwrap();
+        assert!(descriptors.is_empty());
         match message {
             ToWorker::Frame { ring: 3, ticket: 9, bytes } => {
                 assert_eq!(bytes.len(), virtio_kfd_protocol::limits::MAX_FRAME_BYTES);
@@ -194,24 +199,37 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_travels_and_shows_the_same_file() {
+    fn descriptors_travel_in_their_order_and_show_the_same_files() {
         let (a, b) = Channel::pair().unwrap();
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"guest memory").unwrap();
-        a.send(&ToWorker::AddRegion { region: 1, file_offset: 0, size: 12 }, Some(file.as_fd())).unwrap();
+        let file = |text: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(text).unwrap();
+            file
+        };
+        let (first, second) = (file(b"guest memory"), file(b"a dma-buf"));
+        let message = ToWorker::AddRegion { region: 1, file_offset: 0, size: 12 };
+        a.send(&message, &[first.as_fd(), second.as_fd()]).unwrap();
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-        let (_, descriptor) = b.receive::<ToWorker>(&mut buffer).unwrap();
-        let mut copy = std::fs::File::from(descriptor.unwrap());
-        copy.rewind().unwrap();
-        let mut text = String::new();
-        copy.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "guest memory");
+        let (_, descriptors) = b.receive::<ToWorker>(&mut buffer).unwrap();
+        let texts: Vec<String> = descriptors
+            .into_iter()
+            .map(|descriptor| {
+                let mut copy = std::fs::File::from(descriptor);
+                copy.rewind().unwrap();
+                let mut text = String::new();
+                copy.read_to_string(&mut text).unwrap();
+                text
+            })
+            .collect();
+        assert_eq!(texts, ["guest memory", "a dma-buf"]);
+        let error = a.send(&message, &[first.as_fd(); 3]).unwrap_err();
+        assert!(matches!(error, IpcError::TooManyDescriptors { found: 3 }), "{error}");
     }
 
     #[test]
     fn bytes_that_are_no_message_are_an_error() {
         let (a, b) = Channel::pair().unwrap();
-        a.send(&vec![0xffu8; 40], None).unwrap();
+        a.send(&vec![0xffu8; 40], &[]).unwrap();
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         assert!(matches!(b.receive::<FromWorker>(&mut buffer), Err(IpcError::Decode { .. })));
     }

@@ -37,7 +37,8 @@ pub struct Settings {
     pub name: String,
 }
 
-/// Device to worker. Descriptors: [`ToWorker::AddRegion`] has one, the region's file.
+/// Device to worker. Descriptors: [`ToWorker::AddRegion`] has one, the region's file; [`ToWorker::AttachShared`] has one,
+/// the dma-buf, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToWorker<'a> {
     /// First message: open KFD, read the topology, apply the settings. Answered by [`FromWorker::Ready`] or
@@ -72,6 +73,12 @@ pub enum ToWorker<'a> {
         /// The piece.
         runs: Vec<Run>,
     },
+    /// A GUEST blob of this context that is over a limit of the device: its use is answered with
+    /// [`virtio_kfd_protocol::Status::LIMIT`].
+    RefuseBlob {
+        /// virtio-gpu resource id.
+        resource: u32,
+    },
     /// The guest gives the blob's pages back: buffers on it are taken from the GPU, unmapped and freed.
     /// Answered by [`FromWorker::Done`] when nothing of the host touches the pages any more.
     DetachBlob {
@@ -79,6 +86,27 @@ pub enum ToWorker<'a> {
         resource: u32,
         /// For the answer.
         ticket: u64,
+    },
+    /// A HOST3D blob that shows memory of another context, or of a token. Beside it comes the dma-buf of the whole
+    /// buffer, where the kernel can export one.
+    AttachShared {
+        /// virtio-gpu resource id.
+        resource: u32,
+        /// Where in the buffer the blob begins, in bytes.
+        offset: u64,
+        /// Bytes of the blob.
+        size: u64,
+    },
+    /// A HOST3D blob is gone, be it one that this context's buffer is behind or one that was attached. Buffers that
+    /// were imported over it are taken from the GPU and freed. Not answered.
+    DetachShared {
+        /// virtio-gpu resource id.
+        resource: u32,
+    },
+    /// All that was made with a token is gone, after [`FromWorker::Unshare`]. Not answered.
+    ShareGone {
+        /// The token.
+        token: u64,
     },
     /// A request frame whose structure the device has checked. Answered by [`FromWorker::Answer`].
     Frame {
@@ -94,6 +122,8 @@ pub enum ToWorker<'a> {
     Export {
         /// For the answer.
         ticket: u64,
+        /// The HOST3D blob that will show it: virtio-gpu resource id.
+        resource: u32,
         /// [`virtio_kfd_protocol::Handle`] as a number.
         handle: u64,
         /// Bytes that the guest wants to see.
@@ -123,7 +153,21 @@ pub struct ExportedMemory {
     pub caching: Caching,
 }
 
-/// Worker to device. Descriptors: a successful [`FromWorker::Exported`] has one.
+/// What a token opens. Its dma-buf travels beside the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedPiece {
+    /// Where in the buffer the piece begins, in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes; a multiple of the page size, not 0.
+    pub size: u64,
+    /// Where the piece lies in a file that travels as the second descriptor, and its caching. None for memory that no CPU
+    /// can see.
+    pub memory: Option<ExportedMemory>,
+}
+
+/// Worker to device. Descriptors: a successful [`FromWorker::Exported`] has one or two, the file to be mapped and the
+/// dma-buf of the whole buffer, where the kernel can export one. [`FromWorker::Share`] has one or two, the dma-buf and the
+/// file to be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromWorker<'a> {
     /// The worker is set up and sandboxed.
@@ -161,5 +205,18 @@ pub enum FromWorker<'a> {
         ticket: u64,
         /// The memory, or the errno why not.
         memory: Result<ExportedMemory, i32>,
+    },
+    /// Other contexts that know the token may have a piece of a buffer of this one. Sent before the answer that
+    /// tells the token to the guest.
+    Share {
+        /// [`virtio_kfd_protocol::ShareToken`] as a number.
+        token: u64,
+        /// What it opens.
+        piece: SharedPiece,
+    },
+    /// The token opens nothing any more: its buffer is gone. Answered by [`ToWorker::ShareGone`].
+    Unshare {
+        /// The token.
+        token: u64,
     },
 }

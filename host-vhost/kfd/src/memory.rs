@@ -85,7 +85,10 @@ impl Kfd {
     /// `AMDKFD_IOC_ALLOC_MEMORY_OF_GPU` over the memory of `mapping`, which has to outlive the buffer: the kernel
     /// takes the pages from its addresses again and again.
     pub fn alloc_userptr(&self, buffer: &NewBuffer, mapping: &GuestMapping) -> Result<Allocation, KfdError> {
-        if mapping.len() != buffer.size || !buffer.flags.contains(AllocFlags::USERPTR) {
+        // KFD shows an AQL ring twice in a row and takes half of its size from the caller.
+        let aql = buffer.flags.contains(AllocFlags::AQL_QUEUE_MEM);
+        let bytes = if aql { buffer.size / 2 } else { buffer.size };
+        if mapping.len() != bytes || !buffer.flags.contains(AllocFlags::USERPTR) {
             let found = format!("{:?}, mapping of {} bytes", buffer, mapping.len());
             return Err(KfdError::new("AMDKFD_IOC_ALLOC_MEMORY_OF_GPU", found, Errno::EINVAL));
         }

@@ -186,18 +186,28 @@ impl GuestMemory {
         }
     }
 
+    /// A blob that the device has refused for one of its limits.
+    pub fn refuse(&mut self, resource: u32) {
+        self.detach(resource);
+        if self.blobs.len() < MAX_BLOBS {
+            let failure = Failure::limit(format!("blob {resource} is over a limit of the device"));
+            self.blobs.insert(resource, State::Refused(failure));
+        }
+    }
+
+    /// Bytes of a blob that can be used; `None` if it is not one of guest memory.
+    pub fn size(&self, resource: ResourceId) -> Result<Option<u64>, Failure> {
+        match self.blobs.contains_key(&resource.0) {
+            true => self.usable(resource).map(|blob| Some(blob.size)),
+            false => Ok(None),
+        }
+    }
+
     /// The runs of `size` bytes from `offset` on of a blob.
     pub fn slice(&self, resource: ResourceId, offset: u64, size: u64) -> Result<Vec<Run>, Failure> {
         let id = resource.0;
         let bad = |what: &str| Failure::new(Status::BAD_RESOURCE, format!("blob {id}: {what}"));
-        let blob = match self.blobs.get(&id) {
-            None => return Err(bad("not a GUEST blob of this context")),
-            Some(State::Refused(failure)) => return Err(failure.clone()),
-            Some(State::Attached(blob)) if blob.received != blob.total_runs => {
-                return Err(bad("its list of runs is not complete"));
-            }
-            Some(State::Attached(blob)) => blob,
-        };
+        let blob = self.usable(resource)?;
         if offset.checked_add(size).is_none_or(|end| end > blob.size) {
             return Err(bad(&format!("{size:#x} bytes at {offset:#x} reach beyond its {:#x}", blob.size)));
         }
@@ -217,6 +227,19 @@ impl GuestMemory {
             skip = 0;
         }
         Ok(runs)
+    }
+
+    fn usable(&self, resource: ResourceId) -> Result<&Blob, Failure> {
+        let id = resource.0;
+        let bad = |what: &str| Err(Failure::new(Status::BAD_RESOURCE, format!("blob {id}: {what}")));
+        match self.blobs.get(&id) {
+            None => bad("not a GUEST blob of this context"),
+            Some(State::Refused(failure)) => Err(failure.clone()),
+            Some(State::Attached(blob)) if blob.received != blob.total_runs => {
+                bad("its list of runs is not complete")
+            }
+            Some(State::Attached(blob)) => Ok(blob),
+        }
     }
 
     /// Runs as pieces of files.

@@ -1,10 +1,12 @@
 //! A buffer of the guest, as this worker knows it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kfd_abi::memory::AllocFlags;
-use kfd_host::{Allocation, GuestMapping};
-use virtio_kfd_protocol::GpuId;
+use kfd_host::{GemHandle, GuestMapping, KfdHandle};
+use virtio_kfd_protocol::{GpuId, ShareToken};
 
 /// Where a buffer's memory lies.
 #[derive(Debug)]
@@ -13,9 +15,14 @@ pub enum Backing {
     Vram {
         /// Whether a CPU can see it (`KFD_IOC_ALLOC_MEM_FLAGS_PUBLIC`).
         public: bool,
+        /// Where it lies in the render node's file, in bytes.
+        mmap_offset: u64,
     },
     /// In system memory that the kernel allocated.
-    Gtt,
+    Gtt {
+        /// Where it lies in the render node's file, in bytes.
+        mmap_offset: u64,
+    },
     /// In guest memory.
     Guest {
         /// The addresses that KFD takes the pages from; unmapped when the buffer is gone.
@@ -27,21 +34,54 @@ pub enum Backing {
         /// Mappings that it consists of.
         runs: u32,
     },
+    /// All of a buffer of another context.
+    Imported {
+        /// The blob that brought it.
+        resource: u32,
+    },
+    /// A piece of a buffer of another context, at no address of its own: KFD does not know it.
+    Piece {
+        /// The blob that brought it.
+        resource: u32,
+        /// The whole buffer.
+        dmabuf: Arc<OwnedFd>,
+        /// Where the piece begins in the buffer, in bytes.
+        offset: u64,
+    },
 }
 
 /// A buffer.
 #[derive(Debug)]
 pub struct Buffer {
-    /// KFD's handle and where the memory lies in the render node's file.
-    pub allocation: Allocation,
+    /// KFD's handle; none for a [`Backing::Piece`].
+    pub kfd: Option<KfdHandle>,
     /// The GPU that it was allocated on.
     pub gpu_id: GpuId,
-    /// Bytes.
+    /// Bytes of memory. GPUs see an AQL ring twice in a row.
     pub size: u64,
     /// Its memory.
     pub backing: Backing,
-    /// GPUs that map it now.
+    /// GPUs on which KFD maps it now.
     pub mapped: BTreeSet<u32>,
+    /// The buffer on render nodes, by GPU, for its ranges.
+    pub gems: BTreeMap<u32, GemHandle>,
+    /// Its ranges: GPU and address, and bytes.
+    pub ranges: BTreeMap<(u32, u64), u64>,
+    /// The tokens that other contexts may have it by.
+    pub shares: Vec<Share>,
+    /// HOST3D blobs and tokens on its memory, which outlives the buffer while there are any.
+    pub uses: u32,
+}
+
+/// A token, and what it opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The token.
+    pub token: ShareToken,
+    /// Offset in the buffer in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// The kinds of memory that can be asked for.
@@ -86,9 +126,42 @@ pub fn kind(flags: AllocFlags) -> Option<Kind> {
 }
 
 impl Buffer {
+    /// A buffer that nothing was done with yet.
+    pub fn new(kfd: Option<KfdHandle>, gpu_id: GpuId, size: u64, backing: Backing) -> Self {
+        Buffer {
+            kfd,
+            gpu_id,
+            size,
+            backing,
+            mapped: BTreeSet::new(),
+            gems: BTreeMap::new(),
+            ranges: BTreeMap::new(),
+            shares: Vec::new(),
+            uses: 0,
+        }
+    }
+
     /// Whether its memory can be mapped into the guest.
     pub fn is_mappable(&self) -> bool {
-        matches!(self.backing, Backing::Gtt | Backing::Vram { public: true })
+        self.mmap_offset().is_some()
+    }
+
+    /// Where its memory lies in the render node's file in bytes, if a CPU can see it.
+    pub fn mmap_offset(&self) -> Option<u64> {
+        match self.backing {
+            Backing::Gtt { mmap_offset } | Backing::Vram { public: true, mmap_offset } => Some(mmap_offset),
+            _ => None,
+        }
+    }
+
+    /// The blob that it lies on or was brought by.
+    pub fn resource(&self) -> Option<u32> {
+        match &self.backing {
+            Backing::Guest { resource, .. }
+            | Backing::Imported { resource }
+            | Backing::Piece { resource, .. } => Some(*resource),
+            Backing::Vram { .. } | Backing::Gtt { .. } => None,
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! What all requests of a context share.
 
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kfd_host::{Kfd, RenderNode, Version};
-use virtio_kfd_protocol::{GpuId, Status};
+use kfd_ipc::Channel;
+use kfd_ipc::worker::{FromWorker, SharedPiece};
+use virtio_kfd_protocol::{GpuId, ShareToken, Status};
 
 use crate::archive::Archive;
 use crate::failure::Failure;
@@ -57,6 +60,7 @@ pub struct Context {
     pub vram_limit: Option<u64>,
     /// For messages that the guest can cause.
     pub throttle: Throttle,
+    channel: Arc<Channel>,
     memory: Mutex<Memory>,
     events: Mutex<Events>,
     agreed: AtomicU32,
@@ -71,6 +75,7 @@ impl Context {
         archive: Archive,
         vram_limit: Option<u64>,
         memory: Memory,
+        channel: Arc<Channel>,
     ) -> Self {
         Context {
             kfd,
@@ -79,6 +84,7 @@ impl Context {
             archive,
             vram_limit,
             throttle: Throttle::default(),
+            channel,
             memory: Mutex::new(memory),
             events: Mutex::default(),
             agreed: AtomicU32::new(0),
@@ -106,6 +112,27 @@ impl Context {
     /// Sets the wire version; `false` if there was a handshake before.
     pub fn agree(&self, version: u32) -> bool {
         self.agreed.compare_exchange(0, version, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Tells the device what a token opens. Called with the memory locked, so that [`Context::unshare`] comes after it.
+    pub fn share(
+        &self,
+        token: ShareToken,
+        piece: SharedPiece,
+        dmabuf: BorrowedFd<'_>,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Failure> {
+        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(dmabuf).chain(file).collect();
+        let sent = self.channel.send(&FromWorker::Share { token: token.0, piece }, &descriptors);
+        sent.map_err(|error| Failure::new(Status::WORKER_LOST, error.to_string()))
+    }
+
+    /// Tells the device that a token opens nothing any more.
+    pub fn unshare(&self, token: ShareToken) {
+        if let Err(error) = self.channel.send(&FromWorker::Unshare { token: token.0 }, &[]) {
+            // The main thread sees the same and ends.
+            tracing::debug!("{error}");
+        }
     }
 
     /// The GPU of this VM with that id.

@@ -122,12 +122,25 @@ impl Run<'_> {
             Request::AvailableMemory { fixed, .. } => {
                 self.answer::<calls::AvailableMemory>(raw, memory::available_memory(context, &fixed))
             }
-            Request::MapRange { .. }
-            | Request::UnmapRange { .. }
-            | Request::ShareMemory { .. }
-            | Request::ImportMemory { .. }
-            | Request::ResourceInfo { .. } => {
-                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "not written yet"))
+            Request::MapRange { fixed, .. } => {
+                let outcome = memory::map_range(context, &self.made, &fixed);
+                self.answer::<calls::MapRange>(raw, outcome)
+            }
+            Request::UnmapRange { fixed, .. } => {
+                let outcome = memory::unmap_range(context, &self.made, &fixed);
+                self.answer::<calls::UnmapRange>(raw, outcome)
+            }
+            Request::ShareMemory { fixed, .. } => {
+                let outcome = memory::share_memory(context, &self.made, &fixed);
+                self.answer::<calls::ShareMemory>(raw, outcome)
+            }
+            Request::ImportMemory { fixed, .. } => {
+                let outcome = memory::import_memory(context, &fixed);
+                self.new_buffer = outcome.as_ref().map_or(Handle::NONE, |reply| reply.fixed.handle);
+                self.answer::<calls::ImportMemory>(raw, outcome)
+            }
+            Request::ResourceInfo { fixed, .. } => {
+                self.answer::<calls::ResourceInfo>(raw, memory::resource_info(context, &fixed))
             }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);

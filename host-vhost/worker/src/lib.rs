@@ -9,6 +9,7 @@
 
 mod archive;
 mod blob;
+mod budget;
 mod buffer;
 mod call;
 mod context;
@@ -16,9 +17,11 @@ mod dispatch;
 mod failure;
 mod handle;
 mod memory;
+mod range;
 mod rings;
 mod select;
 mod serve;
+mod share;
 mod start;
 mod throttle;
 

@@ -1,16 +1,21 @@
 //! Everything of a context that is memory: guest memory, buffers, and what of the limits is used up.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 
 use kfd_abi::memory::AllocFlags;
-use kfd_host::{Allocation, GuestMapping, Kfd, NewBuffer};
+use kfd_host::{GuestMapping, KfdError, KfdHandle, NewBuffer};
+use kfd_ipc::worker::Run;
 use nix::errno::Errno;
-use virtio_kfd_protocol::{AllocMemoryRequest, GpuId, Handle, ResourceId, Status};
+use virtio_kfd_protocol::{AllocMemoryRequest, GpuId, Handle, ResourceId, ShareToken, Status};
 
 use crate::blob::{GuestMemory, PAGE};
+use crate::budget::Budget;
 use crate::buffer::{Backing, Buffer, Kind, kind};
-use crate::failure::Failure;
+use crate::context::Context;
+use crate::failure::{Failure, errno_number};
 use crate::handle::Table;
+use crate::range::Gems;
+use crate::share::HostBlob;
 
 /// Most bytes of GTT buffers of a context, whatever the operator allows. They are memory of the host that no limit of the
 /// VM counts, and the kernel gives KFD nearly all that the host has. A guest needs one for its page of events (32 KiB);
@@ -35,19 +40,28 @@ pub struct Limits {
 pub struct Memory {
     /// Regions and blobs.
     pub guest: GuestMemory,
-    buffers: Table<Buffer>,
-    limits: Limits,
+    pub(crate) buffers: Table<Buffer>,
+    pub(crate) max_buffers: usize,
+    vram: Budget,
+    system: Budget,
+    gtt: Budget,
+    runs: Budget,
+    pub(crate) gems: Gems,
+    /// HOST3D blobs that this context may use.
+    pub(crate) host_blobs: HashMap<u32, HostBlob>,
+    /// Tokens that were given out and of which something may still be used.
+    pub(crate) tokens: HashMap<ShareToken, Handle>,
+    /// Memory of buffers that are freed, which HOST3D blobs or tokens still hold, and how many.
+    lingering: HashMap<Handle, (Cost, u32)>,
+}
+
+/// What a buffer uses of each limit.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
     vram: u64,
     system: u64,
     gtt: u64,
-    runs: u32,
-}
-
-/// What a buffer of guest memory lies on.
-struct GuestBacking {
-    mapping: GuestMapping,
-    regions: BTreeSet<u32>,
-    runs: u32,
+    runs: u64,
 }
 
 impl Memory {
@@ -56,17 +70,21 @@ impl Memory {
         Memory {
             guest: GuestMemory::new(limits.runs),
             buffers: Table::new(),
-            limits,
-            vram: 0,
-            system: 0,
-            gtt: 0,
-            runs: 0,
+            max_buffers: limits.buffers,
+            vram: Budget::new("bytes of VRAM", limits.vram),
+            system: Budget::new("bytes of system memory", limits.system),
+            gtt: Budget::new("bytes of the host's memory", MAX_GTT_BYTES),
+            runs: Budget::new("mappings of guest memory", limits.runs.into()),
+            gems: Gems::default(),
+            host_blobs: HashMap::new(),
+            tokens: HashMap::new(),
+            lingering: HashMap::new(),
         }
     }
 
     /// Bytes of VRAM that the limit leaves.
     pub fn vram_left(&self) -> u64 {
-        self.limits.vram.saturating_sub(self.vram)
+        self.vram.left()
     }
 
     /// The buffer of a handle.
@@ -74,8 +92,13 @@ impl Memory {
         self.buffers.get(handle).ok_or_else(|| bad_handle(handle))
     }
 
+    /// The buffer of a handle, to change.
+    pub(crate) fn buffer_mut(&mut self, handle: Handle) -> Result<&mut Buffer, Failure> {
+        self.buffers.get_mut(handle).ok_or_else(|| bad_handle(handle))
+    }
+
     /// Allocates a buffer and gives out a handle.
-    pub fn alloc(&mut self, kfd: &Kfd, request: &AllocMemoryRequest) -> Result<Handle, Failure> {
+    pub fn alloc(&mut self, context: &Context, request: &AllocMemoryRequest) -> Result<Handle, Failure> {
         let flags = AllocFlags::from_bits_retain(request.flags);
         let Some(kind) = kind(flags) else {
             return Err(Failure::invalid(format!("AllocMemory: flags {:#x}", request.flags)));
@@ -91,83 +114,162 @@ impl Memory {
         if with_blob && kind != Kind::Userptr {
             return Err(Failure::invalid("AllocMemory: a blob beside other memory than USERPTR"));
         }
-        if self.buffers.len() >= self.limits.buffers {
-            return Err(Failure::limit(format!("AllocMemory: {} buffers", self.limits.buffers)));
-        }
+        self.check_room("AllocMemory")?;
         let buffer = NewBuffer { va, size, gpu_id: request.gpu_id.0, flags };
-        let (allocation, backing) = match kind {
+        let bytes = memory_bytes(kind, flags, size)?;
+        match kind {
             Kind::Vram => {
-                within("bytes of VRAM", self.vram, size, self.limits.vram)?;
-                (kfd.alloc(&buffer)?, Backing::Vram { public: flags.contains(AllocFlags::PUBLIC) })
+                let cost = Cost { vram: bytes, ..Default::default() };
+                self.charged(cost, |_| {
+                    let made = context.kfd.alloc(&buffer)?;
+                    let public = flags.contains(AllocFlags::PUBLIC);
+                    let backing = Backing::Vram { public, mmap_offset: made.mmap_offset };
+                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
+                })
             }
             Kind::Gtt => {
-                within("bytes of system memory", self.system, size, self.limits.system)?;
-                within("bytes of the host's memory", self.gtt, size, MAX_GTT_BYTES)?;
-                (kfd.alloc(&buffer)?, Backing::Gtt)
+                let cost = Cost { system: bytes, gtt: bytes, ..Default::default() };
+                self.charged(cost, |_| {
+                    let made = context.kfd.alloc(&buffer)?;
+                    let backing = Backing::Gtt { mmap_offset: made.mmap_offset };
+                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
+                })
             }
             Kind::Userptr => {
-                within("bytes of system memory", self.system, size, self.limits.system)?;
-                let GuestBacking { mapping, regions, runs } = self.map_guest_memory(request)?;
-                let allocation = kfd.alloc_userptr(&buffer, &mapping)?;
-                let resource = request.resource.0;
-                (allocation, Backing::Guest { _mapping: mapping, resource, regions, runs })
+                if !request.resource_offset.is_multiple_of(PAGE) {
+                    let reason = "AllocMemory: resource_offset is not a multiple of the page size";
+                    return Err(Failure::invalid(reason));
+                }
+                let runs = self.guest.slice(request.resource, request.resource_offset, bytes)?;
+                let cost = Cost { system: bytes, runs: runs.len() as u64, ..Default::default() };
+                self.charged(cost, |memory| memory.alloc_guest(context, request, &buffer, bytes, &runs))
             }
             Kind::ProcessPage => {
                 let reason = "AllocMemory: a page that only the KFD process itself can map";
-                return Err(Failure::new(Status::NOT_SUPPORTED, reason));
+                Err(Failure::new(Status::NOT_SUPPORTED, reason))
             }
-        };
-        self.keep(Buffer { allocation, gpu_id: request.gpu_id, size, backing, mapped: BTreeSet::new() })
-    }
-
-    fn map_guest_memory(&self, request: &AllocMemoryRequest) -> Result<GuestBacking, Failure> {
-        if !request.resource_offset.is_multiple_of(PAGE) {
-            return Err(Failure::invalid("AllocMemory: resource_offset is not a multiple of the page size"));
         }
-        let runs = self.guest.slice(request.resource, request.resource_offset, request.size)?;
-        let count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        within("mappings of guest memory", self.runs.into(), count.into(), self.limits.runs.into())?;
-        let mapping = GuestMapping::new(&self.guest.pieces(&runs)?)?;
-        let regions = runs.iter().map(|run| run.region).collect();
-        Ok(GuestBacking { mapping, regions, runs: count })
     }
 
-    fn keep(&mut self, buffer: Buffer) -> Result<Handle, Failure> {
-        let Cost { vram, system, gtt, runs } = cost(&buffer);
-        let handle = self.buffers.insert(buffer);
-        let handle = handle.ok_or_else(|| Failure::limit("AllocMemory: all handles are used up"))?;
-        // Each sum was compared with its limit before.
-        self.vram = self.vram.saturating_add(vram);
-        self.system = self.system.saturating_add(system);
-        self.gtt = self.gtt.saturating_add(gtt);
-        self.runs = self.runs.saturating_add(runs);
-        Ok(handle)
+    fn alloc_guest(
+        &self,
+        context: &Context,
+        request: &AllocMemoryRequest,
+        buffer: &NewBuffer,
+        bytes: u64,
+        runs: &[Run],
+    ) -> Result<Buffer, Failure> {
+        let mapping = GuestMapping::new(&self.guest.pieces(runs)?).map_err(no_mapping)?;
+        let made = context.kfd.alloc_userptr(buffer, &mapping)?;
+        let backing = Backing::Guest {
+            _mapping: mapping,
+            resource: request.resource.0,
+            regions: runs.iter().map(|run| run.region).collect(),
+            runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
+        };
+        Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
     }
 
-    /// Frees a buffer. What the kernel refuses (EBUSY while a GPU maps it) leaves it as it is.
-    pub fn free(&mut self, kfd: &Kfd, handle: Handle) -> Result<(), Failure> {
-        kfd.free(self.buffer(handle)?.allocation.handle)?;
+    /// Whether there may be another buffer.
+    pub(crate) fn check_room(&self, what: &str) -> Result<(), Failure> {
+        match self.buffers.len() < self.max_buffers {
+            true => Ok(()),
+            false => Err(Failure::limit(format!("{what}: {} buffers", self.max_buffers))),
+        }
+    }
+
+    /// Makes a buffer if the limits allow it.
+    fn charged(
+        &mut self,
+        cost: Cost,
+        make: impl FnOnce(&Self) -> Result<Buffer, Failure>,
+    ) -> Result<Handle, Failure> {
+        self.charge(cost)?;
+        let made = make(self).and_then(|buffer| self.keep(buffer));
+        if made.is_err() {
+            self.refund(cost);
+        }
+        made
+    }
+
+    fn charge(&mut self, cost: Cost) -> Result<(), Failure> {
+        self.runs.take(cost.runs)?;
+        let taken = self.gtt.take(cost.gtt).and_then(|()| {
+            let taken = self
+                .system
+                .take(cost.system)
+                .and_then(|()| self.vram.take(cost.vram).inspect_err(|_| self.system.give(cost.system)));
+            taken.inspect_err(|_| self.gtt.give(cost.gtt))
+        });
+        taken.inspect_err(|_| self.runs.give(cost.runs))
+    }
+
+    fn refund(&mut self, cost: Cost) {
+        self.runs.give(cost.runs);
+        self.gtt.give(cost.gtt);
+        self.system.give(cost.system);
+        self.vram.give(cost.vram);
+    }
+
+    /// Gives out a handle.
+    pub(crate) fn keep(&mut self, buffer: Buffer) -> Result<Handle, Failure> {
+        self.buffers.insert(buffer).ok_or_else(|| Failure::limit("all handles are used up"))
+    }
+
+    /// Frees a buffer, its ranges and its tokens first. What the kernel refuses (EBUSY while a GPU maps it) leaves it as
+    /// it is.
+    pub fn free(&mut self, context: &Context, handle: Handle) -> Result<(), Failure> {
+        let buffer = self.buffer(handle)?;
+        let kfd = buffer.kfd;
+        // The kernel refuses it then, and the ranges must not be lost for that.
+        if let Some(kfd) = kfd
+            && !buffer.mapped.is_empty()
+        {
+            context.kfd.free(kfd)?;
+        } else {
+            self.unmap_ranges(context, handle)?;
+            if let Some(kfd) = kfd {
+                context.kfd.free(kfd)?;
+            }
+        }
+        self.close_gems(context, handle);
         // Only now, when KFD has let go of its addresses, may the mapping go.
         if let Some(buffer) = self.buffers.remove(handle) {
-            let Cost { vram, system, gtt, runs } = cost(&buffer);
-            self.vram = self.vram.saturating_sub(vram);
-            self.system = self.system.saturating_sub(system);
-            self.gtt = self.gtt.saturating_sub(gtt);
-            self.runs = self.runs.saturating_sub(runs);
+            for share in &buffer.shares {
+                context.unshare(share.token);
+            }
+            match buffer.uses {
+                0 => self.refund(cost(&buffer)),
+                uses => drop(self.lingering.insert(handle, (cost(&buffer), uses))),
+            }
         }
         Ok(())
+    }
+
+    /// A HOST3D blob or a token of a buffer is gone. Memory of a freed buffer is gone with the last one.
+    pub(crate) fn used_less(&mut self, handle: Handle) {
+        if let Some(buffer) = self.buffers.get_mut(handle) {
+            buffer.uses = buffer.uses.saturating_sub(1);
+        } else if let Some((cost, uses)) = self.lingering.get_mut(&handle) {
+            let cost = *cost;
+            *uses = uses.saturating_sub(1);
+            if *uses == 0 {
+                self.lingering.remove(&handle);
+                self.refund(cost);
+            }
+        }
     }
 
     /// Maps a buffer on GPUs, in the order of the list. Returns how many were done and what ended it early.
     pub fn map(
         &mut self,
-        kfd: &Kfd,
+        context: &Context,
         handle: Handle,
         gpus: &[GpuId],
     ) -> Result<(u32, Option<Errno>), Failure> {
-        let buffer = self.buffers.get_mut(handle).ok_or_else(|| bad_handle(handle))?;
+        let buffer = self.buffer_mut(handle)?;
         let ids: Vec<u32> = gpus.iter().map(|gpu| gpu.0).collect();
-        let outcome = kfd.map(buffer.allocation.handle, &ids);
+        let outcome = context.kfd.map(with_address(buffer.kfd)?, &ids);
         buffer.mapped.extend(ids.iter().take(outcome.done as usize));
         Ok((outcome.done, outcome.errno))
     }
@@ -175,13 +277,13 @@ impl Memory {
     /// Unmaps a buffer from GPUs, as [`Memory::map`].
     pub fn unmap(
         &mut self,
-        kfd: &Kfd,
+        context: &Context,
         handle: Handle,
         gpus: &[GpuId],
     ) -> Result<(u32, Option<Errno>), Failure> {
-        let buffer = self.buffers.get_mut(handle).ok_or_else(|| bad_handle(handle))?;
+        let buffer = self.buffer_mut(handle)?;
         let ids: Vec<u32> = gpus.iter().map(|gpu| gpu.0).collect();
-        let outcome = kfd.unmap(buffer.allocation.handle, &ids);
+        let outcome = context.kfd.unmap(with_address(buffer.kfd)?, &ids);
         for id in ids.iter().take(outcome.done as usize) {
             buffer.mapped.remove(id);
         }
@@ -189,48 +291,68 @@ impl Memory {
     }
 
     /// Takes the buffers on a blob from the GPUs and frees them. An error means that the GPU may still reach the pages.
-    pub fn detach(&mut self, kfd: &Kfd, blob: u32) -> Result<(), Failure> {
+    pub fn detach(&mut self, context: &Context, blob: u32) -> Result<(), Failure> {
         self.guest.detach(blob);
-        self.take_away(
-            kfd,
-            |buffer| matches!(buffer.backing, Backing::Guest { resource, .. } if resource == blob),
-        )
+        self.take_away(context, |buffer| buffer.resource() == Some(blob))
     }
 
     /// Takes the buffers on a region of guest memory from the GPUs and frees them, and forgets the region.
-    pub fn remove_region(&mut self, kfd: &Kfd, region: u32) -> Result<(), Failure> {
+    pub fn remove_region(&mut self, context: &Context, region: u32) -> Result<(), Failure> {
         self.guest.remove_region(region);
-        self.take_away(kfd, |buffer| match &buffer.backing {
+        self.take_away(context, |buffer| match &buffer.backing {
             Backing::Guest { regions, .. } => regions.contains(&region),
             _ => false,
         })
     }
 
-    fn take_away(&mut self, kfd: &Kfd, which: impl Fn(&Buffer) -> bool) -> Result<(), Failure> {
+    pub(crate) fn take_away(
+        &mut self,
+        context: &Context,
+        which: impl Fn(&Buffer) -> bool,
+    ) -> Result<(), Failure> {
         for handle in self.buffers.find(which) {
             let gpus: Vec<GpuId> = self.buffer(handle)?.mapped.iter().map(|id| GpuId(*id)).collect();
             if !gpus.is_empty()
-                && let (done, Some(errno)) = self.unmap(kfd, handle, &gpus)?
+                && let (done, Some(errno)) = self.unmap(context, handle, &gpus)?
             {
                 let status = Status::ERRNO;
                 let reason = format!("unmap of {handle:?}: {done} of {} GPUs, then {errno}", gpus.len());
-                return Err(Failure { status, errno: crate::failure::errno_number(errno), reason });
+                return Err(Failure { status, errno: errno_number(errno), reason });
             }
-            self.free(kfd, handle)?;
+            self.free(context, handle)?;
         }
         Ok(())
     }
+}
 
-    /// Where the memory of a buffer lies, for the guest to map `size` bytes of it.
-    pub fn export(&self, handle: Handle, size: u64) -> Result<(GpuId, Allocation, bool), Errno> {
-        let buffer = self.buffers.get(handle).ok_or(Errno::EINVAL)?;
-        if !buffer.is_mappable() {
-            return Err(Errno::EPERM);
+/// Bytes of memory behind `size` bytes of addresses: KFD shows an AQL ring twice in a row, so that it has half
+/// (`amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu`).
+fn memory_bytes(kind: Kind, flags: AllocFlags, size: u64) -> Result<u64, Failure> {
+    if !flags.contains(AllocFlags::AQL_QUEUE_MEM) {
+        return Ok(size);
+    }
+    let half = size / 2;
+    match kind {
+        // KFD would take the page after the mapping's last one as well.
+        Kind::Userptr if !half.is_multiple_of(PAGE) => {
+            let reason =
+                format!("AllocMemory: an AQL ring of {size:#x} bytes, which is not twice whole pages");
+            Err(Failure::invalid(reason))
         }
-        if size == 0 || size > buffer.size || !size.is_multiple_of(PAGE) {
-            return Err(Errno::EINVAL);
-        }
-        Ok((buffer.gpu_id, buffer.allocation, matches!(buffer.backing, Backing::Vram { .. })))
+        _ => Ok(half.checked_next_multiple_of(PAGE).unwrap_or(size)),
+    }
+}
+
+/// KFD's handle of a buffer that has one.
+fn with_address(kfd: Option<KfdHandle>) -> Result<KfdHandle, Failure> {
+    kfd.ok_or_else(|| Failure::invalid("the buffer has no address of its own: MapRange gives it some"))
+}
+
+/// Where the kernel has no room for another mapping (`vm.max_map_count`), that is a limit like our own.
+fn no_mapping(error: KfdError) -> Failure {
+    match error.errno {
+        Errno::ENOMEM => Failure::limit(format!("AllocMemory: {error}")),
+        _ => error.into(),
     }
 }
 
@@ -238,29 +360,14 @@ fn bad_handle(handle: Handle) -> Failure {
     Failure::new(Status::BAD_HANDLE, format!("handle {:#x} names no buffer", handle.0))
 }
 
-/// What a buffer uses of each limit.
-#[derive(Clone, Copy, Default)]
-struct Cost {
-    vram: u64,
-    system: u64,
-    gtt: u64,
-    runs: u32,
-}
-
 fn cost(buffer: &Buffer) -> Cost {
     let size = buffer.size;
     match buffer.backing {
         Backing::Vram { .. } => Cost { vram: size, ..Default::default() },
-        Backing::Gtt => Cost { system: size, gtt: size, ..Default::default() },
-        Backing::Guest { runs, .. } => Cost { system: size, runs, ..Default::default() },
-    }
-}
-
-/// Refuses what would go over a limit.
-fn within(what: &str, used: u64, more: u64, limit: u64) -> Result<(), Failure> {
-    match used.checked_add(more) {
-        Some(sum) if sum <= limit => Ok(()),
-        _ => Err(Failure::limit(format!("AllocMemory: {used} {what} are used, {more} more go over {limit}"))),
+        Backing::Gtt { .. } => Cost { system: size, gtt: size, ..Default::default() },
+        Backing::Guest { runs, .. } => Cost { system: size, runs: runs.into(), ..Default::default() },
+        // Counted where it was allocated.
+        Backing::Imported { .. } | Backing::Piece { .. } => Cost::default(),
     }
 }
 
@@ -269,10 +376,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_inclusive_and_do_not_overflow() {
-        assert!(within("x", 3, 4, 7).is_ok());
-        assert_eq!(within("x", 3, 5, 7).unwrap_err().status, Status::LIMIT);
-        assert_eq!(within("x", 1, u64::MAX, u64::MAX).unwrap_err().status, Status::LIMIT);
-        assert!(within("x", 0, u64::MAX, u64::MAX).is_ok());
+    fn an_aql_ring_has_half_the_memory_of_its_addresses() {
+        let aql = AllocFlags::AQL_QUEUE_MEM;
+        assert_eq!(memory_bytes(Kind::Userptr, AllocFlags::empty(), 3 * PAGE), Ok(3 * PAGE));
+        assert_eq!(memory_bytes(Kind::Userptr, aql, 4 * PAGE), Ok(2 * PAGE));
+        assert_eq!(memory_bytes(Kind::Userptr, aql, 3 * PAGE).unwrap_err().status, Status::INVALID);
+        // PAGE_ALIGN(size >> 1)
+        assert_eq!(memory_bytes(Kind::Vram, aql, 3 * PAGE), Ok(2 * PAGE));
+        assert_eq!(memory_bytes(Kind::Gtt, aql, 8 << 32), Ok(4 << 32));
+    }
+
+    #[test]
+    fn what_goes_over_one_limit_uses_up_no_other() {
+        let mut memory = Memory::new(Limits { vram: 8, system: 8, buffers: 1, runs: 8 });
+        let cost = Cost { vram: 9, system: 8, gtt: 8, runs: 8 };
+        for over in [cost, Cost { system: 9, vram: 8, ..cost }, Cost { runs: 9, ..cost }] {
+            assert_eq!(memory.charge(over).unwrap_err().status, Status::LIMIT, "{over:?}");
+        }
+        let all = Cost { vram: 8, system: 8, gtt: MAX_GTT_BYTES, runs: 8 };
+        memory.charge(all).unwrap();
+        memory.refund(all);
+        memory.charge(all).unwrap();
     }
 }

@@ -132,7 +132,7 @@ fn serve_ring(context: &Context, channel: &Channel, waiting: &Waiting, ring: u8,
 
 /// Sends an answer. Where the channel is broken nobody waits for it, and the main thread sees the same and ends.
 pub fn send(channel: &Channel, ring: u8, ticket: u64, bytes: &[u8]) {
-    match channel.send(&FromWorker::Answer { ring, ticket, bytes }, None) {
+    match channel.send(&FromWorker::Answer { ring, ticket, bytes }, &[]) {
         Ok(()) | Err(IpcError::Closed) => {}
         Err(error) => {
             tracing::error!("ring {ring}: {error}");

@@ -1,21 +1,21 @@
 //! The loop over the device's messages.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, ToWorker};
+use kfd_ipc::worker::{FromWorker, ToWorker};
 use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
-use nix::errno::Errno;
 use thiserror::Error;
-use virtio_kfd_protocol::Handle;
 use virtio_kfd_protocol::frame::FrameError;
 use virtio_kfd_protocol::limits::{CONTROL_RING, MAX_RINGS};
+use virtio_kfd_protocol::{Handle, ShareToken};
 
 use crate::blob::BlobPiece;
 use crate::context::Context;
 use crate::dispatch::run_frame;
 use crate::failure::Failure;
 use crate::rings::{RingError, Rings, send};
+use crate::share::Dmabuf;
 use crate::start::{StartError, start};
 
 /// Why the worker ends other than by the end of the channel.
@@ -53,15 +53,15 @@ pub fn serve(channel: Channel) -> Result<(), ServeError> {
     let channel = Arc::new(channel);
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
     let settings = match channel.receive::<ToWorker<'_>>(&mut buffer) {
-        Ok((ToWorker::Start(settings), None)) => settings,
+        Ok((ToWorker::Start(settings), descriptors)) if descriptors.is_empty() => settings,
         Ok(_) => return Err(ServeError::Device("the first message is not Start".into())),
         Err(IpcError::Closed) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    let context = match start(&settings) {
+    let context = match start(&settings, channel.clone()) {
         Ok(context) => Arc::new(context),
         Err(error) => {
-            channel.send(&FromWorker::Failed { message: error.to_string() }, None)?;
+            channel.send(&FromWorker::Failed { message: error.to_string() }, &[])?;
             return Err(ServeError::Start(Box::new(error)));
         }
     };
@@ -74,8 +74,8 @@ pub fn serve(channel: Channel) -> Result<(), ServeError> {
         Server { rings: Rings::new(context.clone(), channel.clone()), context, channel: channel.clone() };
     let served = server.tell(&ready).and_then(|()| {
         loop {
-            let (message, descriptor) = channel.receive::<ToWorker<'_>>(&mut buffer)?;
-            server.handle(message, descriptor)?;
+            let (message, descriptors) = channel.receive::<ToWorker<'_>>(&mut buffer)?;
+            server.handle(message, descriptors)?;
         }
     });
     match served {
@@ -92,10 +92,11 @@ struct Server {
 
 impl Server {
     fn tell(&self, message: &FromWorker<'_>) -> Result<(), ServeError> {
-        Ok(self.channel.send(message, None)?)
+        Ok(self.channel.send(message, &[])?)
     }
 
-    fn handle(&mut self, message: ToWorker<'_>, descriptor: Option<OwnedFd>) -> Result<(), ServeError> {
+    fn handle(&mut self, message: ToWorker<'_>, descriptors: Vec<OwnedFd>) -> Result<(), ServeError> {
+        let descriptor = descriptors.into_iter().next();
         match message {
             ToWorker::Start(_) => Err(ServeError::Device("a second Start".into())),
             ToWorker::AddRegion { region, file_offset, size } => {
@@ -105,7 +106,7 @@ impl Server {
                 added.map_err(ServeError::Device)
             }
             ToWorker::RemoveRegion { region, ticket } => {
-                let removed = self.context.memory().remove_region(&self.context.kfd, region);
+                let removed = self.context.memory().remove_region(&self.context, region);
                 removed.map_err(ServeError::Memory)?;
                 self.tell(&FromWorker::Done { ticket })
             }
@@ -119,9 +120,25 @@ impl Server {
                 Ok(())
             }
             ToWorker::DetachBlob { resource, ticket } => {
-                let detached = self.context.memory().detach(&self.context.kfd, resource);
+                let detached = self.context.memory().detach(&self.context, resource);
                 detached.map_err(ServeError::Memory)?;
                 self.tell(&FromWorker::Done { ticket })
+            }
+            ToWorker::RefuseBlob { resource } => {
+                self.context.memory().guest.refuse(resource);
+                Ok(())
+            }
+            ToWorker::AttachShared { resource, offset, size } => {
+                let attached = self.context.memory().attach_shared(resource, offset, size, descriptor);
+                attached.map_err(ServeError::Device)
+            }
+            ToWorker::DetachShared { resource } => {
+                let detached = self.context.memory().detach_shared(&self.context, resource);
+                detached.map_err(ServeError::Memory)
+            }
+            ToWorker::ShareGone { token } => {
+                self.context.memory().share_gone(ShareToken(token));
+                Ok(())
             }
             ToWorker::Frame { ring: CONTROL_RING, ticket, bytes } => {
                 let answer = run_frame(&self.context, CONTROL_RING, bytes)?;
@@ -132,24 +149,22 @@ impl Server {
                 Ok(self.rings.push(ring, ticket, bytes)?)
             }
             ToWorker::Frame { ring, .. } => Err(ServeError::Device(format!("a frame on ring {ring}"))),
-            ToWorker::Export { ticket, handle, size } => self.export(ticket, Handle(handle), size),
+            ToWorker::Export { ticket, resource, handle, size } => {
+                self.export(ticket, resource, Handle(handle), size)
+            }
         }
     }
 
-    /// Sends the render node's file with where in it the buffer lies. The file is the one whose address space this
-    /// context acquired, so the kernel lets whoever holds it map the buffers of this context and no others.
-    fn export(&self, ticket: u64, handle: Handle, size: u64) -> Result<(), ServeError> {
-        let found = self.context.memory().export(handle, size);
-        let exported = found.and_then(|(gpu_id, allocation, vram)| {
-            let gpu = self.context.gpu(gpu_id).map_err(|_| Errno::ENODEV)?;
-            // amdgpu maps VRAM write-combined and GTT cached (ttm caching of amdgpu_ttm_tt_create).
-            let caching = if vram { Caching::WriteCombining } else { Caching::Cached };
-            Ok((gpu, ExportedMemory { offset: allocation.mmap_offset, size, caching }))
-        });
-        let (message, file) = match exported {
-            Ok((gpu, memory)) => (Ok(memory), Some(gpu.render.as_fd())),
-            Err(errno) => (Err(errno as i32), None),
+    /// Sends where a buffer lies in the file of a render node, and the buffer as a dma-buf.
+    fn export(&self, ticket: u64, resource: u32, handle: Handle, size: u64) -> Result<(), ServeError> {
+        let exported = self.context.memory().export(&self.context, resource, handle, size);
+        let exported = match exported {
+            Ok(exported) => exported,
+            Err(errno) => return self.tell(&FromWorker::Exported { ticket, memory: Err(errno as i32) }),
         };
-        Ok(self.channel.send(&FromWorker::Exported { ticket, memory: message }, file)?)
+        let dmabuf = exported.dmabuf.as_ref().map(Dmabuf::as_fd);
+        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(exported.file).chain(dmabuf).collect();
+        let message = FromWorker::Exported { ticket, memory: Ok(exported.memory) };
+        Ok(self.channel.send(&message, &descriptors)?)
     }
 }

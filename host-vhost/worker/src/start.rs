@@ -1,12 +1,13 @@
 //! From the settings to a confined process with everything open.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use kfd_host::kfd::KFD_PATH;
 use kfd_host::topology::{self, GpuNode, TOPOLOGY_PATH, TopologyError};
 use kfd_host::{Kfd, KfdError, RenderNode};
-use kfd_ipc::IPC_FD;
 use kfd_ipc::worker::Settings;
+use kfd_ipc::{Channel, IPC_FD};
 use kfd_sandbox::{Role, SandboxError};
 use nix::errno::Errno;
 use thiserror::Error;
@@ -80,7 +81,7 @@ pub enum StartError {
 }
 
 /// Opens everything and enters the sandbox.
-pub fn start(settings: &Settings) -> Result<Context, StartError> {
+pub fn start(settings: &Settings, channel: Arc<Channel>) -> Result<Context, StartError> {
     let kfd = Kfd::open().map_err(open_error)?;
     let version = kfd.version()?;
     if version.major != kfd_abi::version::KFD_IOCTL_MAJOR_VERSION {
@@ -100,7 +101,7 @@ pub fn start(settings: &Settings) -> Result<Context, StartError> {
         buffers: settings.max_buffers as usize,
         runs: settings.max_runs,
     });
-    let context = Context::new(kfd, version, gpus?, archive, settings.vram_limit, memory);
+    let context = Context::new(kfd, version, gpus?, archive, settings.vram_limit, memory, channel);
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
     // Not for every log: a guest can make contexts without end.

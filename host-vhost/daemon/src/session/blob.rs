@@ -352,7 +352,7 @@ impl Session {
         let resource = request.resource_id;
         self.insert(resource, Some(owner), Kind::Host(host));
         let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));
-        let message = ToWorker::Export { ticket, handle: request.blob_id, size: request.size };
+        let message = ToWorker::Export { ticket, resource, handle: request.blob_id, size: request.size };
         self.tell_worker(owner, Some(ForWorker::Plain(message)));
         Ok(Step::Pending)
     }

@@ -293,7 +293,7 @@ impl Session {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(channel) = self.workers.get(&id).and_then(|worker| worker.link.channel()) else { break };
             match link::receive::<FromWorker<'_>>(channel, &mut buffer) {
-                Ok(Some((message, descriptor))) => self.hear_worker(id, message, descriptor),
+                Ok(Some((message, descriptors))) => self.hear_worker(id, message, descriptors),
                 Ok(None) => break,
                 Err(error) => {
                     self.end_worker(id, &error.to_string());
@@ -305,7 +305,8 @@ impl Session {
         self.tell_worker(id, None);
     }
 
-    fn hear_worker(&mut self, id: u64, message: FromWorker<'_>, descriptor: Option<OwnedFd>) {
+    fn hear_worker(&mut self, id: u64, message: FromWorker<'_>, descriptors: Vec<OwnedFd>) {
+        let mut descriptors = descriptors.into_iter();
         match message {
             FromWorker::Ready { kfd_major, kfd_minor, gpu_count } => {
                 tracing::debug!("worker {id} is ready: KFD {kfd_major}.{kfd_minor}, {gpu_count} GPUs");
@@ -323,7 +324,8 @@ impl Session {
             }
             FromWorker::Answer { ring, ticket, bytes } => self.answer(id, ring, ticket, bytes),
             FromWorker::Done { ticket } => self.done(id, ticket),
-            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptor),
+            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptors.next()),
+            FromWorker::Share { .. } | FromWorker::Unshare { .. } => {}
         }
     }
 

@@ -20,7 +20,7 @@ pub trait Message {
 
 impl Message for ToSupervisor {
     fn send(&self, channel: &Channel) -> Result<(), IpcError> {
-        channel.send(self, None)
+        channel.send(self, &[])
     }
 }
 
@@ -46,10 +46,10 @@ impl Message for ForWorker {
     fn send(&self, channel: &Channel) -> Result<(), IpcError> {
         match self {
             ForWorker::Frame { ring, ticket, bytes } => {
-                channel.send(&ToWorker::Frame { ring: *ring, ticket: *ticket, bytes }, None)
+                channel.send(&ToWorker::Frame { ring: *ring, ticket: *ticket, bytes }, &[])
             }
-            ForWorker::Plain(message) => channel.send(message, None),
-            ForWorker::WithFile(message, file) => channel.send(message, Some(file.as_fd())),
+            ForWorker::Plain(message) => channel.send(message, &[]),
+            ForWorker::WithFile(message, file) => channel.send(message, &[file.as_fd()]),
         }
     }
 }
@@ -160,7 +160,7 @@ impl<M: Message> Link<M> {
 pub fn receive<'b, M: serde::Deserialize<'b>>(
     channel: &Channel,
     buffer: &'b mut [u8],
-) -> Result<Option<(M, Option<OwnedFd>)>, IpcError> {
+) -> Result<Option<(M, Vec<OwnedFd>)>, IpcError> {
     match channel.receive(buffer) {
         Ok(message) => Ok(Some(message)),
         Err(error) if would_block(&error) => Ok(None),
@@ -209,7 +209,7 @@ mod tests {
                         self.0.set(left);
                         Err(IpcError::System { call: "sendmsg", errno: Errno::ETOOMANYREFS })
                     }
-                    None => channel.send(&ToSupervisor::Start { worker: 7 }, None),
+                    None => channel.send(&ToSupervisor::Start { worker: 7 }, &[]),
                 }
             }
         }

@@ -390,7 +390,9 @@ impl Session {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(channel) = self.supervisor.channel() else { break };
             match link::receive::<FromSupervisor>(channel, &mut buffer) {
-                Ok(Some((message, descriptor))) => self.hear_supervisor(message, descriptor),
+                Ok(Some((message, descriptors))) => {
+                    self.hear_supervisor(message, descriptors.into_iter().next());
+                }
                 Ok(None) => break,
                 Err(error) => {
                     tracing::error!("supervisor: {error}");

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, Run, ToWorker};
@@ -75,8 +75,8 @@ pub fn run() {
     let channel = Channel::from(unsafe { OwnedFd::from_raw_fd(IPC_FD) });
     let mut stub = Stub::default();
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-    while let Ok((message, descriptor)) = channel.receive::<ToWorker<'_>>(&mut buffer) {
-        stub.message(&channel, message, descriptor);
+    while let Ok((message, descriptors)) = channel.receive::<ToWorker<'_>>(&mut buffer) {
+        stub.message(&channel, message, descriptors.into_iter().next());
     }
 }
 
@@ -88,7 +88,7 @@ impl Stub {
                 let gpu_count = match settings.gpus.first().map(String::as_str) {
                     Some(NO_KFD) => {
                         let message = "/dev/kfd: no such file".into();
-                        let _ = channel.send(&FromWorker::Failed { message }, None);
+                        let _ = channel.send(&FromWorker::Failed { message }, &[]);
                         return;
                     }
                     Some(MUTE) => std::process::exit(7),
@@ -120,7 +120,11 @@ impl Stub {
                 assert!(self.blobs.remove(&resource).is_some());
                 reply(channel, &FromWorker::Done { ticket }, None);
             }
-            ToWorker::Export { ticket, handle, size } => self.export(channel, ticket, handle, size),
+            ToWorker::RefuseBlob { .. }
+            | ToWorker::AttachShared { .. }
+            | ToWorker::DetachShared { .. }
+            | ToWorker::ShareGone { .. } => {}
+            ToWorker::Export { ticket, handle, size, .. } => self.export(channel, ticket, handle, size),
             ToWorker::Frame { ring, ticket, bytes } => {
                 if ring == HELD_RING || waits(bytes) {
                     self.held.push((ring, ticket, bytes.to_vec()));
@@ -166,7 +170,7 @@ impl Stub {
                 Request::Hello { .. } => hello(&mut answer, raw),
                 Request::SetEvent { fixed, .. } => match fixed.event_id.0 {
                     DIE => std::process::abort(),
-                    BABBLE => channel.send(&vec![0xffu8; 64], None).unwrap(),
+                    BABBLE => channel.send(&vec![0xffu8; 64], &[]).unwrap(),
                     WRONG_TICKET => reply(channel, &FromWorker::Done { ticket: 999 }, None),
                     LARGE_ANSWER => {
                         let bytes = vec![0; frame.header.answer_capacity as usize + 8];
@@ -228,5 +232,6 @@ fn hello(answer: &mut AnswerFrameBuilder, raw: &RawRequest<'_>) {
 
 /// The device may have ended this worker meanwhile.
 fn reply(channel: &Channel, message: &FromWorker<'_>, file: Option<&File>) {
-    let _ = channel.send(message, file.map(AsFd::as_fd));
+    let files: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
+    let _ = channel.send(message, &files);
 }

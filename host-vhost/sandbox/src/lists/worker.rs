@@ -58,11 +58,17 @@ mod tests {
             0x4008_4b17, // AMDKFD_IOC_FREE_MEMORY_OF_GPU
             0xc018_4b18, // AMDKFD_IOC_MAP_MEMORY_TO_GPU
             0xc018_4b19, // AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU
+            0xc020_4b1c, // AMDKFD_IOC_GET_DMABUF_INFO
+            0xc018_4b1d, // AMDKFD_IOC_IMPORT_DMABUF
             0xc004_4b21, // AMDKFD_IOC_SET_XNACK_MODE
             0xc010_4b23, // AMDKFD_IOC_AVAILABLE_MEMORY
+            0xc010_4b24, // AMDKFD_IOC_EXPORT_DMABUF
             0xc010_4b25, // AMDKFD_IOC_RUNTIME_ENABLE
             0xc040_6400, // DRM_IOCTL_VERSION
+            0x4008_6409, // DRM_IOCTL_GEM_CLOSE
+            0xc00c_642e, // DRM_IOCTL_PRIME_FD_TO_HANDLE
             0x4020_6445, // DRM_IOCTL_AMDGPU_INFO
+            0x4040_6448, // DRM_IOCTL_AMDGPU_GEM_VA, with the fields of drm/amdgpu_drm.h since 6.16
         ]
         .into();
         assert_eq!(requests().into_iter().collect::<HashSet<u32>>(), expected);

@@ -27,7 +27,13 @@ pub fn create_event(context: &Context, made: &Made, request: &CreateEventRequest
         true => None,
         false => {
             let handle = made.resolve(request.event_page)?;
-            Some(context.memory().buffer(handle)?.allocation.handle)
+            Some(
+                context
+                    .memory()
+                    .buffer(handle)?
+                    .kfd
+                    .ok_or_else(|| Failure::invalid("CreateEvent: a buffer without an address"))?,
+            )
         }
     };
     // Held during the call, so that a destruction of the new id is not seen before its creation.

@@ -1,10 +1,14 @@
 //! Buffers and their mappings.
 
 use nix::errno::Errno;
-use virtio_kfd_protocol::calls::{AllocMemory, AvailableMemory, FreeMemory, MapMemory, UnmapMemory};
+use virtio_kfd_protocol::calls::{
+    AllocMemory, AvailableMemory, FreeMemory, ImportMemory, MapMemory, MapRange, ResourceInfo, ShareMemory,
+    UnmapMemory, UnmapRange,
+};
 use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, GpuId, GpuRequest,
-    MapMemoryAnswer, Nothing,
+    ImportMemoryAnswer, ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing, ResourceInfoAnswer,
+    ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest,
 };
 
 use super::{Made, Outcome, Reply};
@@ -15,13 +19,13 @@ pub fn alloc_memory(context: &Context, request: &AllocMemoryRequest) -> Outcome<
     expect_zero("AllocMemory", &[request.pad.into()])?;
     context.gpu(request.gpu_id)?;
     let mut memory = context.memory();
-    let handle = memory.alloc(&context.kfd, request)?;
+    let handle = memory.alloc(context, request)?;
     let mappable = memory.buffer(handle)?.is_mappable();
     Ok(Reply::of(AllocMemoryAnswer { handle, mappable: mappable.into(), pad: 0 }))
 }
 
 pub fn free_memory(context: &Context, made: &Made, request: &BufferRequest) -> Outcome<FreeMemory> {
-    context.memory().free(&context.kfd, made.resolve(request.handle)?)?;
+    context.memory().free(context, made.resolve(request.handle)?)?;
     Ok(Reply::of(Nothing {}))
 }
 
@@ -32,7 +36,7 @@ pub fn map_memory(
     gpus: &[GpuId],
 ) -> Outcome<MapMemory> {
     check_gpus(context, gpus)?;
-    let outcome = context.memory().map(&context.kfd, made.resolve(request.handle)?, gpus)?;
+    let outcome = context.memory().map(context, made.resolve(request.handle)?, gpus)?;
     Ok(map_reply(outcome))
 }
 
@@ -43,7 +47,7 @@ pub fn unmap_memory(
     gpus: &[GpuId],
 ) -> Outcome<UnmapMemory> {
     check_gpus(context, gpus)?;
-    let outcome = context.memory().unmap(&context.kfd, made.resolve(request.handle)?, gpus)?;
+    let outcome = context.memory().unmap(context, made.resolve(request.handle)?, gpus)?;
     Ok(map_reply(outcome))
 }
 
@@ -62,4 +66,35 @@ pub fn available_memory(context: &Context, request: &GpuRequest) -> Outcome<Avai
     context.gpu(request.gpu_id)?;
     let available = context.kfd.available_memory(request.gpu_id.0)?;
     Ok(Reply::of(AvailableMemoryAnswer { available: available.min(context.memory().vram_left()) }))
+}
+
+pub fn map_range(context: &Context, made: &Made, request: &MapRangeRequest) -> Outcome<MapRange> {
+    let handle = made.resolve(request.handle)?;
+    context.memory().map_range(context, handle, request)?;
+    Ok(Reply::of(Nothing {}))
+}
+
+pub fn unmap_range(context: &Context, made: &Made, request: &UnmapRangeRequest) -> Outcome<UnmapRange> {
+    expect_zero("UnmapRange", &[request.pad.into()])?;
+    let handle = made.resolve(request.handle)?;
+    context.memory().unmap_range(context, handle, request)?;
+    Ok(Reply::of(Nothing {}))
+}
+
+pub fn share_memory(context: &Context, made: &Made, request: &ShareMemoryRequest) -> Outcome<ShareMemory> {
+    let handle = made.resolve(request.handle)?;
+    let token = context.memory().share(context, handle, request)?;
+    Ok(Reply::of(ShareMemoryAnswer { token }))
+}
+
+pub fn import_memory(context: &Context, request: &ImportMemoryRequest) -> Outcome<ImportMemory> {
+    context.gpu(request.gpu_id)?;
+    let (handle, size) = context.memory().import(context, request)?;
+    Ok(Reply::of(ImportMemoryAnswer { handle, size }))
+}
+
+pub fn resource_info(context: &Context, request: &ResourceRequest) -> Outcome<ResourceInfo> {
+    expect_zero("ResourceInfo", &[request.pad.into()])?;
+    let info: ResourceInfoAnswer = context.memory().resource_info(context, request.resource)?;
+    Ok(Reply::of(info))
 }

@@ -237,9 +237,12 @@ fn exported_memory_is_the_buffers_own() {
     assert_eq!([gtt.mappable, public.mappable, private.mappable], [1, 1, 0]);
     let mut export = |handle: Handle, size| {
         let ticket = worker.ticket();
-        worker.send(&ToWorker::Export { ticket, handle: handle.0, size }, None);
+        let resource = 100 + ticket as u32;
+        worker.send(&ToWorker::Export { ticket, resource, handle: handle.0, size }, None);
         match worker.other() {
-            (Other::Exported { ticket: answered, memory }, file) if answered == ticket => (memory, file),
+            (Other::Exported { ticket: answered, memory }, files) if answered == ticket => {
+                (memory, files.into_iter().next())
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -257,4 +260,45 @@ fn exported_memory_is_the_buffers_own() {
         assert_eq!(export(handle, size).0, Err(EINVAL), "{handle:?} {size}");
     }
     drop(file);
+}
+
+/// KFD shows an AQL ring twice in a row: a blob of half its size is behind it
+/// (`amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu`).
+#[test]
+fn an_aql_ring_lies_on_half_its_size() {
+    const AQL_QUEUE_MEM: u32 = 1 << 27;
+    let (mut worker, gpu_id) = worker(Settings { guest_memory_limit: Some(4 * 4096), ..settings() });
+    worker.guest_memory(&guest_ram(), 64, 5, &[0, 2, 4]);
+    let ring = |pages, offset: u64| AllocMemoryRequest {
+        resource: ResourceId(5),
+        resource_offset: offset * 4096,
+        ..alloc(gpu_id, 0, pages, USERPTR | AQL_QUEUE_MEM)
+    };
+    assert_eq!(worker.failure::<AllocMemory>(&ring(3, 0), &[]), (Status::INVALID, 0), "one page and a half");
+    assert_eq!(worker.failure::<AllocMemory>(&ring(8, 0), &[]), (Status::BAD_RESOURCE, 0), "beyond the blob");
+    assert_eq!(worker.failure::<AllocMemory>(&ring(6, 1), &[]), (Status::BAD_RESOURCE, 0), "beyond the blob");
+    let (buffer, _) = worker.call::<AllocMemory>(&ring(6, 0), &[]).unwrap();
+    assert_eq!(mappings(&worker), 3);
+    let buffer = BufferRequest { handle: buffer.handle };
+    let (mapped, _) = worker.call::<MapMemory>(&buffer, &[gpu_id]).unwrap();
+    assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+    // Three of the four pages of the limit are used, not six.
+    let more = AllocMemoryRequest { resource: ResourceId(5), ..alloc(gpu_id, 64, 1, USERPTR) };
+    worker.call::<AllocMemory>(&more, &[]).unwrap();
+    worker.call::<UnmapMemory>(&buffer, &[gpu_id]).unwrap();
+    worker.call::<FreeMemory>(&buffer, &[]).unwrap();
+}
+
+/// KFD takes address 0 for memory that gets its addresses by other means, and refuses only to map it (facts of
+/// hsaKmtAllocMemory with NoAddress).
+#[test]
+fn memory_without_an_address_can_be_had() {
+    let (mut worker, gpu_id) = worker(settings());
+    let request = AllocMemoryRequest { va: GuestVa(0), ..alloc(gpu_id, 0, 4, VRAM | PUBLIC) };
+    let (one, _) = worker.call::<AllocMemory>(&request, &[]).unwrap();
+    let (two, _) = worker.call::<AllocMemory>(&request, &[]).unwrap();
+    assert_eq!((one.mappable, two.mappable), (1, 1));
+    for buffer in [one, two] {
+        worker.call::<FreeMemory>(&BufferRequest { handle: buffer.handle }, &[]).unwrap();
+    }
 }

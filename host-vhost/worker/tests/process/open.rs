@@ -12,7 +12,7 @@ use crate::support::*;
 fn failed(profile: Option<&str>, settings: Settings) -> String {
     let mut worker = Worker::spawn(profile);
     worker.send(&ToWorker::Start(settings), None);
-    let (Other::Failed(message), None) = worker.other() else { panic!("it started") };
+    let (Other::Failed(message), _) = worker.other() else { panic!("it started") };
     assert_eq!(worker.wait().0, 1);
     message
 }

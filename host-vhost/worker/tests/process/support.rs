@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use kfd_ipc::worker::{ExportedMemory, FromWorker, Run, Settings, ToWorker};
+use kfd_ipc::worker::{ExportedMemory, FromWorker, Run, Settings, SharedPiece, ToWorker};
 use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
 use virtio_kfd_protocol::calls::Hello;
 use virtio_kfd_protocol::frame::{
@@ -81,12 +81,14 @@ pub enum Other {
     Failed(String),
     Done(u64),
     Exported { ticket: u64, memory: Result<ExportedMemory, i32> },
+    Share { token: u64, piece: SharedPiece },
+    Unshare(u64),
 }
 
 /// What a worker says.
 pub enum Said {
     Answer(Answer),
-    Other(Other, Option<OwnedFd>),
+    Other(Other, Vec<OwnedFd>),
 }
 
 impl Worker {
@@ -125,7 +127,7 @@ impl Worker {
     pub fn start(&mut self, settings: Settings) {
         self.send(&ToWorker::Start(settings), None);
         match self.other() {
-            (Other::Ready { .. }, None) => {}
+            (Other::Ready { .. }, files) if files.is_empty() => {}
             (other, _) => panic!("{other:?}\n{}", self.log()),
         }
     }
@@ -142,16 +144,17 @@ impl Worker {
     }
 
     pub fn try_send(&self, message: &ToWorker<'_>, file: Option<&File>) -> Result<(), IpcError> {
-        self.channel.as_ref().unwrap().send(message, file.map(File::as_fd))
+        let files: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
+        self.channel.as_ref().unwrap().send(message, &files)
     }
 
     /// The next message; the worker's log where the channel is closed instead.
     pub fn receive(&mut self) -> Said {
         match self.channel.as_ref().unwrap().receive::<FromWorker<'_>>(&mut self.buffer) {
-            Ok((FromWorker::Answer { ring, ticket, bytes }, None)) => {
+            Ok((FromWorker::Answer { ring, ticket, bytes }, files)) if files.is_empty() => {
                 Said::Answer(Answer { ring, ticket, bytes: bytes.to_vec() })
             }
-            Ok((message, file)) => {
+            Ok((message, files)) => {
                 let other = match message {
                     FromWorker::Ready { kfd_major, kfd_minor, gpu_count } => {
                         Other::Ready { kfd: (kfd_major, kfd_minor), gpu_count }
@@ -159,17 +162,19 @@ impl Worker {
                     FromWorker::Failed { message } => Other::Failed(message),
                     FromWorker::Done { ticket } => Other::Done(ticket),
                     FromWorker::Exported { ticket, memory } => Other::Exported { ticket, memory },
+                    FromWorker::Share { token, piece } => Other::Share { token, piece },
+                    FromWorker::Unshare { token } => Other::Unshare(token),
                     FromWorker::Answer { .. } => panic!("an answer with a descriptor"),
                 };
-                Said::Other(other, file)
+                Said::Other(other, files)
             }
             Err(error) => panic!("{error}\n{}", self.log()),
         }
     }
 
-    pub fn other(&mut self) -> (Other, Option<OwnedFd>) {
+    pub fn other(&mut self) -> (Other, Vec<OwnedFd>) {
         match self.receive() {
-            Said::Other(other, file) => (other, file),
+            Said::Other(other, files) => (other, files),
             Said::Answer(answer) => panic!("an answer on ring {}", answer.ring),
         }
     }
