@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
-use virtio_kfd_images::{Cache, Fetcher, tool};
-use virtio_kfd_tests::{Artifacts, Keeper};
+use virtio_kfd_images::{BaseImage, Cache, Fetcher, tool};
+use virtio_kfd_tests::{Artifacts, Guest, Keeper, Vm, guest};
 
 use self::output::{End, Outcome};
 use self::page::{About, Row};
@@ -21,6 +21,15 @@ use crate::workspace::Workspace;
 
 /// The page that `--write` writes.
 const PAGE: &str = "docs/kfdtest.md";
+
+/// How long daemons and guests may live: for one test after another, each with its limit.
+const LIFE: Duration = Duration::from_secs(24 * 3600);
+
+/// Where the binary lies in the guest.
+const GUEST_BINARY: &str = "usr/bin/kfdtest";
+
+/// Memory of the guest: kfdtest takes buffers of a quarter of it, and the image lies in it too.
+const GUEST_MIB: u32 = 3072;
 
 /// Opts in to the registration of application memory (docs/limits.md).
 const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt");
@@ -40,6 +49,9 @@ pub struct Options {
     /// Seconds that each test may take.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     limit: u64,
+    /// Run the tests in a QEMU guest as well.
+    #[arg(long)]
+    guest: bool,
     /// Write docs/kfdtest.md; needs --about, and all tests.
     #[arg(long, requires = "about", conflicts_with = "filter")]
     write: bool,
@@ -51,7 +63,7 @@ pub struct Options {
     logs: Option<PathBuf>,
 }
 
-/// Runs the tests; the status is 1 if one passes natively and not in loop-back.
+/// Runs the tests; the status is 1 if one passes natively and not on our stack.
 pub fn run(options: &Options) -> Result<i32> {
     tool::require(&["date", "git"])?;
     let binary = std::path::absolute(&options.binary).context("the path of the binary")?;
@@ -63,6 +75,11 @@ pub fn run(options: &Options) -> Result<i32> {
     let workspace = Workspace::find()?;
     let cache = Cache::open()?;
     Fetcher::new(&cache, false).ensure("rocm-trixie")?;
+    if options.guest {
+        for set in BaseImage::sets()?.iter().map(String::as_str).chain(["qemu"]) {
+            Fetcher::new(&cache, false).ensure(set)?;
+        }
+    }
     workspace.build()?;
     thunk::link(&workspace)?;
     let about = About {
@@ -80,8 +97,10 @@ pub fn run(options: &Options) -> Result<i32> {
     for test in tests {
         let native = runner.native(&test)?;
         let loopback = runner.loopback(&test)?;
-        eprintln!("kfdtest: {test}: native {native}, loop-back {loopback}");
-        rows.push(Row { test, native, loopback });
+        let guest = if options.guest { Some(runner.guest(&test)?) } else { None };
+        let row = Row { test, native, loopback, guest };
+        eprintln!("kfdtest: {row}");
+        rows.push(row);
     }
     if options.write {
         let page = workspace.root().join(PAGE);
@@ -102,7 +121,24 @@ fn said(program: &str, arguments: &[&str], directory: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Runs single tests in both places.
+/// A guest on a daemon of its own.
+struct Machine {
+    guest: Guest,
+    stack: Stack,
+}
+
+impl Machine {
+    fn start(artifacts: &Artifacts, profile: &str, binary: &str) -> Result<Self> {
+        let stack = Stack::start(artifacts, profile, LIFE)?;
+        let mut builder = Vm::builder(artifacts)?.memory_mib(GUEST_MIB).limit(LIFE);
+        builder.overlay().file(GUEST_BINARY, Path::new(binary))?;
+        let booted = builder.module("amdgpu").vhost_user_gpu(&stack.socket()).boot();
+        let guest = booted.map_err(|error| error.context(stack.report()))?;
+        Ok(Self { guest, stack })
+    }
+}
+
+/// Runs single tests in each place.
 struct Runner<'a> {
     artifacts: &'a Artifacts,
     binary: &'a str,
@@ -110,6 +146,8 @@ struct Runner<'a> {
     limit: Duration,
     /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
     stack: Option<Stack>,
+    /// The guest and its daemon; new ones are started when the guest has gone away or a test in it passed its limit.
+    machine: Option<Machine>,
     /// Where the tests run and leave their output.
     directory: tempfile::TempDir,
 }
@@ -119,7 +157,7 @@ impl<'a> Runner<'a> {
         let directory =
             tempfile::Builder::new().prefix("kfdtest-").tempdir().context("temporary directory")?;
         let limit = Duration::from_secs(options.limit);
-        Ok(Self { artifacts, binary, options, limit, stack: None, directory })
+        Ok(Self { artifacts, binary, options, limit, stack: None, machine: None, directory })
     }
 
     /// The names of the tests.
@@ -141,8 +179,7 @@ impl<'a> Runner<'a> {
     fn loopback(&mut self, test: &str) -> Result<Outcome> {
         let stack = match self.stack.take() {
             Some(stack) => stack,
-            // It lives for one test after another, each with its limit, so it needs a long one itself.
-            None => Stack::start(self.artifacts, &self.options.profile, Duration::from_secs(24 * 3600))?,
+            None => Stack::start(self.artifacts, &self.options.profile, LIFE)?,
         };
         let mut command = stack::loopback(self.artifacts, &stack.socket(), self.binary)?;
         command.env(REGISTER.0, REGISTER.1);
@@ -150,6 +187,42 @@ impl<'a> Runner<'a> {
         match &outcome {
             Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
             _ => self.keep(test, "daemon", &stack.report())?,
+        }
+        Ok(outcome)
+    }
+
+    fn guest(&mut self, test: &str) -> Result<Outcome> {
+        let machine = match self.machine.take() {
+            Some(machine) => machine,
+            None => Machine::start(self.artifacts, &self.options.profile, self.binary)?,
+        };
+        let command = guest::Command::new(&format!("/{GUEST_BINARY}")).directory("/tmp").limit(self.limit);
+        let command = command.env(REGISTER.0, REGISTER.1);
+        let output =
+            machine.guest.run(&command.arg(&format!("--gtest_filter={test}")).arg("--gtest_color=no"));
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => {
+                let text = format!("{error:#}\n{}\n{}", machine.guest.vm().report(), machine.stack.report());
+                self.keep(test, "guest", &text)?;
+                return Ok(Outcome::Failed("the guest went away".to_owned()));
+            }
+        };
+        let exit = output.exit;
+        let end = match (exit.timed_out, exit.code) {
+            (true, _) => End::Limit,
+            (false, Some(code)) => End::Status(code),
+            (false, None) => End::Signal(exit.signal.unwrap_or(0)),
+        };
+        let text = format!("{}{}", output.text(), String::from_utf8_lossy(&output.stderr));
+        self.keep(test, "guest", &text)?;
+        let outcome = output::outcome(test, &text, end);
+        match &outcome {
+            Outcome::Passed | Outcome::Skipped(_) => {}
+            _ => self.keep(test, "guest-daemon", &machine.stack.report())?,
+        }
+        if end != End::Limit {
+            self.machine = Some(machine);
         }
         Ok(outcome)
     }
