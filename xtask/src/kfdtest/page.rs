@@ -161,7 +161,8 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          - Native: Debian 13's libhsakmt on the model `{profile}`, which is preloaded into the program.\n\
          - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt`, against `vhost-user-kfd --kfd \
          model:{profile}` and its workers.\n{guest}\
-         - Each test runs in a process and a process group of its own, with a limit of {limit} s; the daemon is \
+         - Each test runs in a process and a process group of its own, with a limit of {limit} s, on our stack three \
+         times as much for a test that ends natively; the daemon is \
          started again after each test that does not pass.\n\n\
          **pass**: the test ran to its end and all its checks held. **skip**: it returned early of its own will, which \
          googletest counts as passed and this page does not. **fail**: a check failed; the note has its place. \
