@@ -111,6 +111,10 @@ impl GuestMemory {
         let mut blob = match self.blobs.remove(&resource) {
             None => Blob { size: piece.size, total_runs: piece.total_runs, ..Default::default() },
             Some(State::Attached(blob)) => blob,
+            // The guest has given the number up and uses it again.
+            Some(State::Refused(_)) if piece.first_run == 0 => {
+                Blob { size: piece.size, total_runs: piece.total_runs, ..Default::default() }
+            }
             Some(State::Refused(failure)) => {
                 self.blobs.insert(resource, State::Refused(failure.clone()));
                 return Err(failure);
@@ -377,6 +381,20 @@ mod tests {
         memory.attach(whole(2, vec![run(1, 4, 1), run(1, 6, 1), run(1, 8, 1)])).unwrap();
         let long = BlobPiece { total_runs: MAX_BLOB_RUNS as u32 + 1, ..whole(5, vec![]) };
         assert_eq!(status(memory.attach(long)), Status::LIMIT);
+    }
+
+    #[test]
+    fn a_refused_blob_is_over_a_limit_until_its_number_is_used_again() {
+        let mut memory = memory(10);
+        memory.attach(whole(1, vec![run(1, 0, 1), run(1, 4, 1)])).unwrap();
+        memory.refuse(1);
+        assert_eq!((memory.runs, status(memory.slice(ResourceId(1), 0, P))), (0, Status::LIMIT));
+        assert_eq!(status(memory.size(ResourceId(1))), Status::LIMIT);
+        let rest = BlobPiece { first_run: 1, ..whole(1, vec![run(1, 0, 1)]) };
+        assert_eq!(status(memory.attach(rest)), Status::LIMIT, "the rest of the refused one");
+        memory.attach(whole(1, vec![run(1, 0, 2)])).unwrap();
+        assert_eq!(memory.size(ResourceId(1)), Ok(Some(2 * P)));
+        assert_eq!(memory.size(ResourceId(2)), Ok(None));
     }
 
     #[test]

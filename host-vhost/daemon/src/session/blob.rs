@@ -1,23 +1,19 @@
 //! Blobs: memory of the guest that a worker may use, and memory of the host that the guest may map.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-use kfd_ipc::worker::{Caching, ExportedMemory, MAX_RUNS_PER_MESSAGE, Run, ToWorker};
+use kfd_ipc::worker::{MAX_RUNS_PER_MESSAGE, Run, ToWorker};
 use virtio_bindings::virtio_gpu as gpu;
 use zerocopy::FromBytes;
 
+use super::host::{HostBlob, Source};
 use super::link::ForWorker;
 use super::{Answer, Asked, Session, Step, Token, refuse};
 use crate::budget::{
-    MAX_BLOB_ENTRIES, MAX_BLOBS, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_HOST_BLOBS,
-    MAX_RUNS_PER_CONTEXT, PAGE, WORKER_REPLY, has_share,
+    MAX_BLOB_ENTRIES, MAX_BLOBS, MAX_BLOBS_PER_CONTEXT, MAX_BLOBS_WITHOUT_CONTEXT, MAX_RUNS_PER_CONTEXT,
+    WORKER_REPLY,
 };
 use crate::chain::Input;
 use crate::command::{self, CreateBlob, Header, MemEntry, Response};
-use crate::guest_warn;
-use crate::memory::{FileId, PlacedRun, RunList};
+use crate::memory::{MemoryError, PlacedRun, RunList};
 
 /// Entries read from the guest at a time.
 const ENTRIES_AT_A_TIME: usize = 512;
@@ -32,6 +28,10 @@ pub struct Resource {
     pub serial: u64,
     /// The worker of the context that it belongs to. None for guest memory that was not attached to a context yet.
     pub owner: Option<u64>,
+    /// Workers of further contexts that it is attached to: the guest's kernel attaches what a process has imported.
+    pub attached: Vec<u64>,
+    /// Workers that have been asked to give it back, and have not.
+    pub awaited: usize,
     /// What is behind it.
     pub kind: Kind,
     /// The guest has given it up, and waits until it has it back.
@@ -47,39 +47,11 @@ pub enum Kind {
         size: u64,
         /// Where it is.
         runs: Vec<PlacedRun>,
+        /// It is over a limit: whoever uses it is told so.
+        over_limit: bool,
     },
     /// Host memory.
     Host(HostBlob),
-}
-
-/// Host memory of a worker's buffer.
-#[derive(Debug)]
-pub struct HostBlob {
-    /// Bytes.
-    pub size: u64,
-    /// The memory, when the worker has exported it.
-    pub memory: Option<HostMemory>,
-    /// Where it is mapped in the window.
-    pub mapped_at: Option<u64>,
-    /// It was mapped when its context ended, and is not any more: the guest's own unmap has nothing left to do.
-    pub taken: bool,
-    /// The worker or the VMM is at work on it: what the guest asks meanwhile waits.
-    pub busy: bool,
-    /// What waits, in order.
-    pub waiting: Vec<(Token, Header, Operation)>,
-}
-
-/// Memory that a worker has exported.
-#[derive(Clone, Debug)]
-pub struct HostMemory {
-    /// The file.
-    pub file: Arc<File>,
-    /// Which file.
-    pub id: FileId,
-    /// Where in the file, in bytes.
-    pub offset: u64,
-    /// How the guest maps it.
-    pub caching: Caching,
 }
 
 /// What a guest does to a blob.
@@ -94,9 +66,24 @@ pub enum Operation {
     Unmap,
     /// RESOURCE_UNREF
     Unref,
+    /// CTX_ATTACH_RESOURCE
+    Attach {
+        /// The context's worker.
+        worker: u64,
+    },
 }
 
 impl Resource {
+    /// Whether it belongs to this worker's context or is attached to it.
+    pub fn is_held_by(&self, worker: u64) -> bool {
+        self.owner == Some(worker) || self.attached.contains(&worker)
+    }
+
+    /// The workers of the contexts that have it.
+    pub fn holders(&self) -> Vec<u64> {
+        self.owner.iter().chain(&self.attached).copied().collect()
+    }
+
     /// Whether it has memory in one of these regions.
     pub fn lies_in(&self, regions: &[u32]) -> bool {
         match &self.kind {
@@ -155,7 +142,7 @@ impl Session {
         }
     }
 
-    fn check_blob_count(&self, owner: Option<u64>) -> Result<(), super::Refusal> {
+    pub(super) fn check_blob_count(&self, owner: Option<u64>) -> Result<(), super::Refusal> {
         let (count, most) = match owner {
             Some(owner) => (self.workers.get(&owner).map_or(usize::MAX, |w| w.blobs), MAX_BLOBS_PER_CONTEXT),
             None => (self.without_context().count(), MAX_BLOBS_WITHOUT_CONTEXT),
@@ -185,16 +172,13 @@ impl Session {
                 format_args!("nr_entries is {}, {} bytes follow", request.nr_entries, input.remaining()),
             );
         }
-        let limit = self.config.guest_memory_limit.unwrap_or(u64::MAX);
-        if self.guest_bytes.checked_add(request.size).is_none_or(|sum| sum > limit) {
-            return refuse(
-                Response::OutOfMemory,
-                format_args!("{:#x} bytes of guest memory are more than the limit allows", request.size),
-            );
-        }
-        let list = self.read_entries(request.nr_entries, input)?;
+        let list = match self.read_entries(request.nr_entries, input)? {
+            Ok(list) => list,
+            Err(error @ MemoryError::Runs) => return self.too_scattered(owner, &request, &error.to_string()),
+            Err(error) => return refuse(Response::InvalidParameter, error),
+        };
         let total = list.total();
-        if total < request.size || self.guest_bytes.checked_add(total).is_none_or(|sum| sum > limit) {
+        if total < request.size {
             return refuse(
                 Response::InvalidParameter,
                 format_args!("the entries have {total:#x} bytes, the blob {:#x}", request.size),
@@ -203,10 +187,11 @@ impl Session {
         let runs = list.into_runs();
         if owner.is_none() {
             let waiting = self.without_context().map(Resource::runs).fold(runs.len(), usize::saturating_add);
-            check_runs(waiting)?;
+            if let Err(refusal) = check_runs(waiting) {
+                return self.too_scattered(owner, &request, &refusal.why);
+            }
         }
-        self.guest_bytes = self.guest_bytes.saturating_add(total);
-        let kind = Kind::Guest { size: request.size, runs };
+        let kind = Kind::Guest { size: request.size, runs, over_limit: false };
         self.insert(request.resource_id, None, kind);
         if let Some(owner) = owner
             && let Err(refusal) = self.give_to_worker(request.resource_id, owner)
@@ -217,22 +202,45 @@ impl Session {
         Ok(Step::Done(Response::Ok))
     }
 
-    fn insert(&mut self, resource: u32, owner: Option<u64>, kind: Kind) {
+    /// Refuses a list of guest memory for a limit. Linux does not look at the answer and attaches the blob: its
+    /// number stays, so that the context's worker can be told what it is then.
+    fn too_scattered(&mut self, owner: Option<u64>, request: &CreateBlob, why: &str) -> Answer {
+        if owner.is_none() {
+            let kind = Kind::Guest { size: 0, runs: Vec::new(), over_limit: true };
+            self.insert(request.resource_id, None, kind);
+        }
+        refuse(Response::OutOfMemory, why)
+    }
+
+    pub(super) fn insert(&mut self, resource: u32, owner: Option<u64>, kind: Kind) {
         self.last_serial = self.last_serial.wrapping_add(1);
-        let entry = Resource { serial: self.last_serial, owner, kind, leaving: false };
+        let serial = self.last_serial;
+        let entry = Resource { serial, owner, attached: Vec::new(), awaited: 0, kind, leaving: false };
         self.resources.insert(resource, entry);
     }
 
-    /// Gives guest memory that belongs to no context yet to a worker, for as long as the blob lives.
-    pub(super) fn give_to_worker(&mut self, resource: u32, owner: u64) -> Result<(), super::Refusal> {
-        self.check_blob_count(Some(owner))?;
-        let (Some(entry), Some(worker)) = (self.resources.get_mut(&resource), self.workers.get_mut(&owner))
+    /// Gives guest memory to the worker of a context, the first or a further one, for as long as the blob lives. Each
+    /// worker maps it, so that it counts for each.
+    pub(super) fn give_to_worker(&mut self, resource: u32, to: u64) -> Result<(), super::Refusal> {
+        let given = self.try_give(resource, to);
+        if given.as_ref().is_err_and(|refusal| refusal.response == Response::OutOfMemory) {
+            self.tell_worker(to, Some(ForWorker::Plain(ToWorker::RefuseBlob { resource })));
+        }
+        given
+    }
+
+    fn try_give(&mut self, resource: u32, to: u64) -> Result<(), super::Refusal> {
+        self.check_blob_count(Some(to))?;
+        let (Some(entry), Some(worker)) = (self.resources.get_mut(&resource), self.workers.get_mut(&to))
         else {
             return refuse(Response::InvalidContext, "the worker is gone");
         };
-        let Kind::Guest { runs, .. } = &entry.kind else {
+        let Kind::Guest { runs, over_limit, .. } = &entry.kind else {
             return refuse(Response::InvalidResource, format_args!("resource {resource} is host memory"));
         };
+        if *over_limit {
+            return refuse(Response::OutOfMemory, format_args!("resource {resource} is over a limit"));
+        }
         let known = |run: &Run| self.memory.regions().iter().any(|region| region.id == run.region);
         if !runs.iter().all(|placed| known(&placed.run)) {
             return refuse(
@@ -244,7 +252,10 @@ impl Session {
         check_runs(sum)?;
         worker.runs = sum;
         worker.blobs = worker.blobs.saturating_add(1);
-        entry.owner = Some(owner);
+        match entry.owner {
+            None => entry.owner = Some(to),
+            Some(_) => entry.attached.push(to),
+        }
         let size = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
         let total_runs = u32::try_from(runs.len()).unwrap_or(u32::MAX);
         let mut messages = Vec::new();
@@ -256,7 +267,7 @@ impl Session {
             first_run = next;
         }
         for message in messages {
-            self.tell_worker(owner, Some(ForWorker::Plain(message)));
+            self.tell_worker(to, Some(ForWorker::Plain(message)));
         }
         Ok(())
     }
@@ -267,32 +278,54 @@ impl Session {
         let Some(entry) = self.resources.get_mut(&resource) else { return };
         entry.owner = Some(NOBODY);
         match &mut entry.kind {
-            Kind::Guest { size, runs } => {
-                let bytes = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
-                self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
+            Kind::Guest { size, runs, .. } => {
                 *size = 0;
                 *runs = Vec::new();
             }
             Kind::Host(host) => {
                 host.memory = None;
+                host.dmabuf = None;
+                let source = host.source.take();
                 if !host.busy {
                     self.take_map(resource);
                 }
+                self.leave_source(source);
             }
         }
     }
 
-    /// A context and its worker are gone: of their blobs only the numbers stay, until the guest gives them up. The
-    /// budgets of the next context begin anew, so that nothing of theirs may count beside it; a map that stayed would
-    /// keep memory of the GPU that no limit counts any more.
+    /// A context and its worker are gone. A blob that is attached to another context too is that one's from now on. Of
+    /// the others only the numbers stay, until the guest gives them up: the budgets of the next context begin anew, so that
+    /// nothing of theirs may count beside it, and a map that stayed would keep memory of the GPU that no limit counts any
+    /// more.
     pub(super) fn abandon_resources(&mut self, owner: u64) {
         // The VMM may not be asked to unmap now, see `leave_window`; all blobs go in the end.
         if self.stopping {
             return;
         }
-        let owned = self.resources.iter().filter(|(_, resource)| resource.owner == Some(owner));
-        let owned: Vec<u32> = owned.map(|(id, _)| *id).collect();
-        for resource in owned {
+        let held = self.resources.iter_mut().filter(|(_, resource)| resource.is_held_by(owner));
+        let mut orphans: Vec<u32> = Vec::new();
+        let mut inherited: Vec<(u32, u64)> = Vec::new();
+        for (id, resource) in held {
+            resource.attached.retain(|worker| *worker != owner);
+            if resource.owner != Some(owner) {
+                continue;
+            }
+            let workers = &self.workers;
+            let heir = resource.attached.iter().position(|worker| workers.contains_key(worker));
+            match heir {
+                Some(heir) => {
+                    let heir = resource.attached.swap_remove(heir);
+                    resource.owner = Some(heir);
+                    inherited.push((*id, heir));
+                }
+                None => orphans.push(*id),
+            }
+        }
+        for (resource, heir) in inherited {
+            self.inherit_map(resource, heir);
+        }
+        for resource in orphans {
             self.give_to_nobody(resource);
         }
     }
@@ -302,7 +335,11 @@ impl Session {
         self.resources.get(&resource).is_some_and(|entry| entry.owner == Some(NOBODY))
     }
 
-    fn read_entries(&self, count: u32, input: &mut Input<'_>) -> Result<RunList, super::Refusal> {
+    fn read_entries(
+        &self,
+        count: u32,
+        input: &mut Input<'_>,
+    ) -> Result<Result<RunList, MemoryError>, super::Refusal> {
         let mut list = RunList::default();
         let mut bytes = [0; ENTRIES_AT_A_TIME.wrapping_mul(size_of::<MemEntry>())];
         let mut left = count as usize;
@@ -314,134 +351,11 @@ impl Session {
             for entry in piece.chunks_exact(size_of::<MemEntry>()) {
                 let Ok(entry) = MemEntry::read_from_bytes(entry) else { continue };
                 if let Err(error) = list.push(&self.memory, entry.addr, entry.length.into()) {
-                    return refuse(Response::InvalidParameter, error);
+                    return Ok(Err(error));
                 }
             }
         }
-        Ok(list)
-    }
-
-    fn create_host_blob(&mut self, token: Token, owner: u64, request: CreateBlob) -> Answer {
-        self.check_blob_count(Some(owner))?;
-        if request.nr_entries != 0 || !request.size.is_multiple_of(PAGE) {
-            return refuse(
-                Response::InvalidParameter,
-                format_args!("host memory of {:#x} bytes, nr_entries {}", request.size, request.nr_entries),
-            );
-        }
-        let host_blobs = || self.resources.values().filter(|r| matches!(r.kind, Kind::Host(_)));
-        let own = host_blobs().filter(|resource| resource.owner == Some(owner)).count();
-        let all = host_blobs().count();
-        if !has_share(own, all, MAX_HOST_BLOBS) {
-            return refuse(
-                Response::OutOfMemory,
-                format_args!("{all} blobs of host memory are open, {own} of this context"),
-            );
-        }
-        if let Some(worker) = self.workers.get_mut(&owner) {
-            worker.blobs = worker.blobs.saturating_add(1);
-        }
-        let host = HostBlob {
-            size: request.size,
-            memory: None,
-            mapped_at: None,
-            taken: false,
-            busy: true,
-            waiting: Vec::new(),
-        };
-        let resource = request.resource_id;
-        self.insert(resource, Some(owner), Kind::Host(host));
-        let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));
-        let message = ToWorker::Export { ticket, resource, handle: request.blob_id, size: request.size };
-        self.tell_worker(owner, Some(ForWorker::Plain(message)));
-        Ok(Step::Pending)
-    }
-
-    /// A worker has exported a buffer, or could not.
-    pub(super) fn exported(
-        &mut self,
-        worker: u64,
-        ticket: u64,
-        memory: Result<ExportedMemory, i32>,
-        descriptor: Option<OwnedFd>,
-    ) {
-        let asked = self.take_ticket(worker, ticket, |asked| match asked {
-            Asked::Export { resource, token } => Ok((resource, token)),
-            other => Err(other),
-        });
-        let Some((resource, token)) = asked else { return };
-        let memory = match (memory, descriptor) {
-            (Ok(memory), Some(descriptor)) => match self.check_export(resource, memory, descriptor) {
-                Ok(memory) => memory,
-                Err(why) => {
-                    self.end_worker(worker, &why);
-                    self.export_failed(resource, token, &why);
-                    return;
-                }
-            },
-            (Ok(_), None) => {
-                self.end_worker(worker, "it exported memory without a descriptor");
-                self.export_failed(resource, token, "no descriptor");
-                return;
-            }
-            (Err(errno), _) => {
-                let error = std::io::Error::from_raw_os_error(errno);
-                self.export_failed(resource, token, &error.to_string());
-                return;
-            }
-        };
-        if let Some(host) = self.host_blob(resource) {
-            host.memory = Some(memory);
-        }
-        self.commands.finish(token, Response::Ok);
-        self.resume(resource);
-    }
-
-    /// A worker is trusted less than the device: what it exports must be as large as was asked, and must not be
-    /// the guest's own memory, which would then be taken for the window's.
-    fn check_export(
-        &mut self,
-        resource: u32,
-        memory: ExportedMemory,
-        descriptor: OwnedFd,
-    ) -> Result<HostMemory, String> {
-        let size = self.host_blob(resource).map_or(0, |host| host.size);
-        let fits = memory.size >= size
-            && memory.offset.is_multiple_of(PAGE)
-            && memory.offset.checked_add(memory.size).is_some();
-        if !fits {
-            return Err(format!("it exported {memory:?} for {size:#x} bytes"));
-        }
-        let file = File::from(descriptor);
-        let id =
-            FileId::of(&file).map_err(|error| format!("what it exported cannot be examined: {error}"))?;
-        if self.memory.has_file(id) {
-            return Err("it exported the guest's own memory".into());
-        }
-        Ok(HostMemory { file: Arc::new(file), id, offset: memory.offset, caching: memory.caching })
-    }
-
-    pub(super) fn export_failed(&mut self, resource: u32, token: Token, why: &str) {
-        guest_warn!(self.log, "resource {resource}: no memory to map: {why}");
-        self.commands.finish(token, Response::Unspecified);
-        self.resume(resource);
-    }
-
-    pub(super) fn host_blob(&mut self, resource: u32) -> Option<&mut HostBlob> {
-        match self.resources.get_mut(&resource).map(|resource| &mut resource.kind) {
-            Some(Kind::Host(host)) => Some(host),
-            _ => None,
-        }
-    }
-
-    /// A blob of host memory is not busy any more: what waited for that is done now.
-    pub(super) fn resume(&mut self, resource: u32) {
-        let Some(host) = self.host_blob(resource) else { return };
-        host.busy = false;
-        for (token, header, operation) in std::mem::take(&mut host.waiting) {
-            let answer = self.on_resource(resource, token, header, operation);
-            self.settle_answer(token, &header, answer);
-        }
+        Ok(Ok(list))
     }
 
     /// MAP_BLOB, UNMAP_BLOB, UNREF.
@@ -458,8 +372,17 @@ impl Session {
         if entry.leaving {
             return refuse(Response::InvalidResource, format_args!("resource {resource} is given up"));
         }
-        let owner = entry.owner;
         match (&mut entry.kind, operation) {
+            (Kind::Host(host), Operation::Attach { worker }) if host.source.is_some() && host.busy => {
+                if host.dmabuf.is_some() || host.memory.is_some() {
+                    return self.attach_host(resource, worker);
+                }
+                // Its frames must find the blob attached: all that comes for this worker waits as well.
+                host.waiting.push((token, header, operation));
+                self.hold_worker(worker);
+                Ok(Step::Pending)
+            }
+            (Kind::Host(_), Operation::Attach { worker }) => self.attach_host(resource, worker),
             (Kind::Host(host), _) if host.busy => {
                 host.waiting.push((token, header, operation));
                 Ok(Step::Pending)
@@ -476,8 +399,12 @@ impl Session {
             }
             (Kind::Guest { .. }, Operation::Unref) => {
                 entry.leaving = true;
-                self.detach(resource, owner, token);
+                let holders = entry.holders();
+                self.take_back(resource, &holders, token);
                 Ok(Step::Pending)
+            }
+            (Kind::Guest { .. }, Operation::Attach { worker }) => {
+                self.give_to_worker(resource, worker).map(|()| Step::Done(Response::Ok))
             }
             (Kind::Guest { .. }, _) => refuse(
                 Response::InvalidResource,
@@ -486,16 +413,38 @@ impl Session {
         }
     }
 
-    /// Takes guest memory back from a worker. The command is done when nothing of the host touches it any more.
-    fn detach(&mut self, resource: u32, owner: Option<u64>, token: Token) {
-        match owner.and_then(|owner| Some((owner, self.workers.get_mut(&owner)?))) {
-            None => self.release(resource, token),
-            Some((_, worker)) if worker.ending => worker.on_exit.push((token, Some(resource))),
-            Some((owner, _)) => {
-                let ticket = self.new_ticket(owner, Asked::Detach { resource, token }, Some(WORKER_REPLY));
-                self.tell_worker(owner, Some(ForWorker::Plain(ToWorker::DetachBlob { resource, ticket })));
+    /// Takes guest memory back from all workers that have it. The command is done when nothing of the host touches it
+    /// any more.
+    fn take_back(&mut self, resource: u32, holders: &[u64], token: Token) {
+        let mut awaited = 0usize;
+        for holder in holders {
+            match self.workers.get_mut(holder) {
+                None => continue,
+                Some(worker) if worker.ending => worker.on_exit.push((token, Some(resource))),
+                Some(_) => {
+                    let asked = Asked::Detach { resource, token };
+                    let ticket = self.new_ticket(*holder, asked, Some(WORKER_REPLY));
+                    let message = ToWorker::DetachBlob { resource, ticket };
+                    self.tell_worker(*holder, Some(ForWorker::Plain(message)));
+                }
+            }
+            awaited = awaited.saturating_add(1);
+        }
+        match self.resources.get_mut(&resource) {
+            Some(entry) if awaited != 0 => entry.awaited = awaited,
+            _ => self.release(resource, token),
+        }
+    }
+
+    /// A worker has given guest memory back, or is gone. The last one ends the blob.
+    pub(super) fn gave_back(&mut self, resource: u32, token: Token) {
+        if let Some(entry) = self.resources.get_mut(&resource) {
+            entry.awaited = entry.awaited.saturating_sub(1);
+            if entry.awaited != 0 {
+                return;
             }
         }
+        self.release(resource, token);
     }
 
     /// Forgets a resource and finishes the command that gave it up.
@@ -505,17 +454,26 @@ impl Session {
     }
 
     fn forget(&mut self, resource: u32) {
-        if let Some(entry) = self.resources.remove(&resource) {
-            let mut runs_gone = 0;
-            if let Kind::Guest { runs, .. } = &entry.kind {
-                runs_gone = runs.len();
-                let bytes: u64 = runs.iter().map(|placed| placed.run.len).sum();
-                self.guest_bytes = self.guest_bytes.saturating_sub(bytes);
-            }
-            if let Some(worker) = entry.owner.and_then(|owner| self.workers.get_mut(&owner)) {
+        let Some(entry) = self.resources.remove(&resource) else { return };
+        let runs = entry.runs();
+        for holder in entry.holders() {
+            if let Some(worker) = self.workers.get_mut(&holder) {
                 worker.blobs = worker.blobs.saturating_sub(1);
-                worker.runs = worker.runs.saturating_sub(runs_gone);
+                worker.runs = worker.runs.saturating_sub(runs);
             }
+            if let Kind::Host(_) = entry.kind {
+                self.tell_worker(holder, Some(ForWorker::Plain(ToWorker::DetachShared { resource })));
+            }
+        }
+        if let Kind::Host(HostBlob { source, .. }) = entry.kind {
+            self.leave_source(source);
+        }
+    }
+
+    /// One blob less shows this memory.
+    fn leave_source(&mut self, source: Option<Source>) {
+        if let Some(Source::Token(token)) = source {
+            self.leave_share(token);
         }
     }
 }

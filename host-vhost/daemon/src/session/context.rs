@@ -1,11 +1,14 @@
 //! Contexts and their workers.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kfd_ipc::Channel;
 use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
 use kfd_ipc::worker::{FromWorker, ToWorker};
+use virtio_kfd_protocol::limits::MAX_GPUS;
 use virtio_kfd_protocol::version::CAPSET_ID;
 
 use super::link::{self, ForWorker, Link};
@@ -14,7 +17,7 @@ use crate::budget::WORKER_START;
 use crate::chain::{Input, Ram};
 use crate::command::{self, Header, Response};
 use crate::guest_warn;
-use crate::memory::Region;
+use crate::memory::{FileId, Region};
 use crate::rate::for_the_log;
 
 /// A context of the guest.
@@ -47,6 +50,22 @@ pub struct Worker {
     pub blobs: usize,
     /// Runs of guest memory in them.
     pub runs: usize,
+    /// The files that its memory lies in: its render nodes, one for each GPU, that come with each export.
+    files: Vec<(FileId, Arc<File>)>,
+}
+
+impl Worker {
+    /// A file that this worker has sent before is held once.
+    pub fn share_file(&mut self, id: FileId, file: File) -> Arc<File> {
+        if let Some((_, known)) = self.files.iter().find(|(known, _)| *known == id) {
+            return known.clone();
+        }
+        let file = Arc::new(file);
+        if self.files.len() < MAX_GPUS {
+            self.files.push((id, file.clone()));
+        }
+        file
+    }
 }
 
 fn clean_name(bytes: &[u8], context: u32) -> String {
@@ -93,6 +112,7 @@ impl Session {
             on_exit: Vec::new(),
             blobs: 0,
             runs: 0,
+            files: Vec::new(),
         };
         let settings = self.config.worker_settings(clean_name(&name, header.ctx_id));
         let first = std::iter::once(ForWorker::Plain(ToWorker::Start(settings)));
@@ -121,50 +141,6 @@ impl Session {
                 self.abandon_resources(context.worker);
                 Ok(Step::Done(Response::Ok))
             }
-        }
-    }
-
-    /// Host memory belongs to the context that made it, guest memory to the first one that it is attached to, for as
-    /// long as it lives: attaching it there again changes nothing.
-    pub(super) fn attach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
-        let Some(context) = self.contexts.get(&header.ctx_id) else {
-            return refuse(Response::InvalidContext, "there is no such context");
-        };
-        let (worker, lost) = (context.worker, context.lost);
-        match self.resources.get(&request.resource_id) {
-            Some(resource) if resource.owner == Some(worker) => Ok(Step::Done(Response::Ok)),
-            Some(resource) if resource.owner.is_none() && !resource.leaving => {
-                let given = match lost {
-                    true => refuse(Response::InvalidContext, "the context's worker is gone"),
-                    false => self.give_to_worker(request.resource_id, worker),
-                };
-                if given.is_err() {
-                    self.give_to_nobody(request.resource_id);
-                }
-                given.map(|()| Step::Done(Response::Ok))
-            }
-            Some(_) => refuse(
-                Response::InvalidResource,
-                format_args!("resource {} belongs to another context", request.resource_id),
-            ),
-            None => refuse(
-                Response::InvalidResource,
-                format_args!("there is no resource {}", request.resource_id),
-            ),
-        }
-    }
-
-    /// Changes nothing: the guest does this when it closes a handle to memory that it still maps.
-    pub(super) fn detach_resource(&mut self, header: &Header, request: command::ResourceId) -> Answer {
-        let Some(context) = self.contexts.get(&header.ctx_id) else {
-            return refuse(Response::InvalidContext, "there is no such context");
-        };
-        match self.resources.get(&request.resource_id) {
-            Some(resource) if resource.owner == Some(context.worker) => Ok(Step::Done(Response::Ok)),
-            _ => refuse(
-                Response::InvalidResource,
-                format_args!("the context does not have resource {}", request.resource_id),
-            ),
         }
     }
 
@@ -212,7 +188,7 @@ impl Session {
             let Some(Ticket { asked, .. }) = self.tickets.remove(&ticket) else { continue };
             match asked {
                 Asked::Frame(frame) => self.answer_lost(frame),
-                Asked::Detach { resource, token } => self.release(resource, token),
+                Asked::Detach { resource, token } => self.gave_back(resource, token),
                 Asked::Export { resource, token } => self.export_failed(resource, token, "the worker ended"),
                 Asked::RemoveRegion => {}
             }
@@ -222,10 +198,11 @@ impl Session {
         }
         for (token, resource) in worker.on_exit {
             match resource {
-                Some(resource) => self.release(resource, token),
+                Some(resource) => self.gave_back(resource, token),
                 None => self.commands.finish(token, Response::Ok),
             }
         }
+        self.revoke_shares(id);
         // A context that lives on without its worker still needs the blob for its answers.
         if self.contexts.get(&number).is_none_or(|context| context.worker != id) {
             self.abandon_resources(id);
@@ -306,7 +283,6 @@ impl Session {
     }
 
     fn hear_worker(&mut self, id: u64, message: FromWorker<'_>, descriptors: Vec<OwnedFd>) {
-        let mut descriptors = descriptors.into_iter();
         match message {
             FromWorker::Ready { kfd_major, kfd_minor, gpu_count } => {
                 tracing::debug!("worker {id} is ready: KFD {kfd_major}.{kfd_minor}, {gpu_count} GPUs");
@@ -324,8 +300,9 @@ impl Session {
             }
             FromWorker::Answer { ring, ticket, bytes } => self.answer(id, ring, ticket, bytes),
             FromWorker::Done { ticket } => self.done(id, ticket),
-            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptors.next()),
-            FromWorker::Share { .. } | FromWorker::Unshare { .. } => {}
+            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptors),
+            FromWorker::Share { token, piece } => self.share(id, token, piece, descriptors),
+            FromWorker::Unshare { token } => self.unshare(id, token),
         }
     }
 
@@ -356,11 +333,12 @@ impl Session {
             other => Err(other),
         });
         if let Some(Asked::Detach { resource, token }) = asked {
-            self.release(resource, token);
+            self.gave_back(resource, token);
         }
     }
 
-    /// The VMM has changed the guest's memory. Contexts with a blob in memory that is gone are ended.
+    /// The VMM has changed the guest's memory. Buffers on memory that is gone are taken from the GPUs by their
+    /// workers; the region's file lives until they have done so.
     pub fn update_memory(&mut self, table: &Ram) {
         let window = &self.window;
         let change = match self.memory.update(table, |file| window.has_file(file)) {
@@ -382,14 +360,9 @@ impl Session {
                 self.memory.regions().len()
             );
         }
-        let hit: Vec<u64> = self
-            .resources
-            .values()
-            .filter(|resource| resource.lies_in(&change.removed))
-            .filter_map(|resource| resource.owner)
-            .collect();
-        for owner in hit {
-            self.end_worker(owner, "the VMM took away guest memory that it uses");
+        let hit = self.resources.values().filter(|resource| resource.lies_in(&change.removed)).count();
+        if hit != 0 {
+            tracing::warn!("the VMM took away guest memory under {hit} blobs: no GPU reaches it any more");
         }
         let workers: Vec<u64> = self.workers.keys().copied().collect();
         for worker in workers {
@@ -441,7 +414,7 @@ impl Session {
         self.commands.finish_all(Response::Unspecified);
         self.contexts.clear();
         self.resources.clear();
-        self.guest_bytes = 0;
+        self.shares.clear();
         self.leave_window();
         self.stopping = false;
         self.stopped = true;
@@ -491,6 +464,7 @@ mod tests {
                     on_exit: Vec::new(),
                     blobs: 0,
                     runs: 0,
+                    files: Vec::new(),
                 },
             );
         }

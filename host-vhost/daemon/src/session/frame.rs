@@ -105,7 +105,7 @@ impl Session {
     fn check_answer_area(&self, worker: u64, frame: &Frame) -> Result<u64, super::Refusal> {
         let end = frame.offset.checked_add(frame.capacity.into());
         match self.resources.get(&frame.resource) {
-            Some(blob) if blob.owner == Some(worker) && !blob.leaving => match &blob.kind {
+            Some(blob) if blob.is_held_by(worker) && !blob.leaving => match &blob.kind {
                 Kind::Guest { size, .. } if end.is_some_and(|end| end <= *size) => Ok(blob.serial),
                 Kind::Guest { size, .. } => refuse(
                     Response::InvalidParameter,

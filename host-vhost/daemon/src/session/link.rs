@@ -61,11 +61,21 @@ pub struct Link<M> {
     waiting: VecDeque<M>,
     starved: bool,
     watched: bool,
+    holds: u32,
+    /// What was sent while it was held.
+    held: VecDeque<M>,
 }
 
 impl<M> Default for Link<M> {
     fn default() -> Self {
-        Link { channel: None, waiting: VecDeque::new(), starved: false, watched: false }
+        Link {
+            channel: None,
+            waiting: VecDeque::new(),
+            starved: false,
+            watched: false,
+            holds: 0,
+            held: VecDeque::new(),
+        }
     }
 }
 
@@ -103,7 +113,10 @@ impl<M: Message> Link<M> {
 
     /// Sends a message, after those that wait.
     pub fn send(&mut self, message: M) -> Result<(), IpcError> {
-        self.waiting.push_back(message);
+        match self.holds {
+            0 => self.waiting.push_back(message),
+            _ => self.held.push_back(message),
+        }
         self.flush()
     }
 
@@ -125,6 +138,24 @@ impl<M: Message> Link<M> {
         Ok(())
     }
 
+    /// What is sent from now on waits until [`Link::let_go`] was called as often as this.
+    pub fn hold(&mut self) {
+        self.holds = self.holds.saturating_add(1);
+    }
+
+    /// Undoes a [`Link::hold`]; flush then.
+    pub fn let_go(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+        if self.holds == 0 {
+            self.waiting.append(&mut self.held);
+        }
+    }
+
+    /// Puts a message before all that was sent since a [`Link::hold`]; flush then.
+    pub fn put_before_held(&mut self, message: M) {
+        self.waiting.push_back(message);
+    }
+
     /// Whether something waits for room in the socket, which poll and epoll tell.
     pub fn is_waiting(&self) -> bool {
         self.channel.is_some() && !self.waiting.is_empty() && !self.starved
@@ -138,7 +169,7 @@ impl<M: Message> Link<M> {
 
     /// Messages that are not sent yet.
     pub fn backlog(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len().saturating_add(self.held.len())
     }
 
     /// Has epoll report room in the socket exactly while something waits for it.
@@ -196,6 +227,32 @@ mod tests {
             }
         }
         assert!(!link.is_waiting());
+    }
+
+    #[test]
+    fn what_is_sent_to_a_held_link_waits_for_what_is_put_before_it() {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let mut link = Link::default();
+        let start = |worker| ToSupervisor::Start { worker };
+        link.send(start(1)).unwrap();
+        link.hold();
+        link.hold();
+        link.send(start(4)).unwrap();
+        link.connect(ours).unwrap();
+        link.flush().unwrap();
+        link.put_before_held(start(2));
+        link.let_go();
+        link.flush().unwrap();
+        assert_eq!(link.backlog(), 1, "held twice");
+        link.put_before_held(start(3));
+        link.let_go();
+        link.send(start(5)).unwrap();
+        assert_eq!(link.backlog(), 0);
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        for expected in 1..=5 {
+            let message = theirs.receive::<ToSupervisor>(&mut buffer).unwrap().0;
+            assert_eq!(message, start(expected));
+        }
     }
 
     #[test]

@@ -8,8 +8,10 @@ mod blob;
 mod completion;
 mod context;
 mod frame;
+mod host;
 pub(crate) mod link;
 mod room;
+mod share;
 mod window;
 
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
 use kfd_ipc::{Channel, MAX_MESSAGE_BYTES};
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use virtio_kfd_protocol::ShareToken;
 use virtio_kfd_protocol::version::{CAPSET_ID, CAPSET_VERSION, Capset, Features};
 
 use crate::chain::{ChainError, Input, Output, Ram};
@@ -38,6 +41,7 @@ pub use completion::{Commands, Completed, Token};
 use blob::Resource;
 use context::{Context, Worker};
 use link::Link;
+use share::Share;
 use window::Window;
 
 /// Epoll data of the descriptors that are not a worker's channel.
@@ -107,6 +111,7 @@ pub struct Session {
     contexts: HashMap<u32, Context>,
     workers: HashMap<u64, Worker>,
     resources: HashMap<u32, Resource>,
+    shares: HashMap<ShareToken, Share>,
     tickets: HashMap<u64, Ticket>,
     window: Window,
     mapper: Mapper,
@@ -118,7 +123,6 @@ pub struct Session {
     last_worker: u64,
     last_ticket: u64,
     last_serial: u64,
-    guest_bytes: u64,
     queue_size: u16,
     crowded_said: bool,
     epoll: OwnedFd,
@@ -150,6 +154,7 @@ impl Session {
             contexts: HashMap::new(),
             workers: HashMap::new(),
             resources: HashMap::new(),
+            shares: HashMap::new(),
             tickets: HashMap::new(),
             mapper,
             own_regions,
@@ -159,7 +164,6 @@ impl Session {
             last_worker: 0,
             last_ticket: 0,
             last_serial: 0,
-            guest_bytes: 0,
             queue_size: 0,
             crowded_said: false,
             epoll,
@@ -277,7 +281,7 @@ impl Session {
         match command {
             Command::CtxCreate => self.create_context(token, header, input),
             Command::CtxDestroy => self.destroy_context(token, header),
-            Command::CtxAttachResource => self.attach_resource(header, input.read()?),
+            Command::CtxAttachResource => self.attach_resource(token, header, input.read()?),
             Command::CtxDetachResource => self.detach_resource(header, input.read()?),
             Command::Submit3d => self.submit(token, header, input),
             Command::ResourceCreateBlob => self.create_blob(token, header, input),

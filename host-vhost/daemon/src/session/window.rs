@@ -167,6 +167,14 @@ impl Session {
         Ok(Step::Pending)
     }
 
+    /// A blob has become another worker's, and its map with it.
+    pub(super) fn inherit_map(&mut self, resource: u32, heir: u64) {
+        let at = self.host_blob(resource).and_then(|host| host.mapped_at);
+        if let Some(slot) = at.and_then(|at| self.window.slots.get_mut(&at)) {
+            slot.owner = Some(heir);
+        }
+    }
+
     /// Unmaps a blob that is not busy, without being asked by the guest: its context has ended.
     pub(super) fn take_map(&mut self, resource: u32) {
         self.start_unmap(resource, Doing::Take { resource });

@@ -13,7 +13,6 @@ crate::tests![
     guest_memory_goes_to_the_context_it_is_attached_to,
     lists_of_guest_memory_are_checked,
     a_million_entries_are_refused_without_a_copy,
-    guest_memory_is_limited,
     host_memory_is_seen_through_the_window,
     maps_are_bounded_and_apart,
     host_memory_that_cannot_be_had,
@@ -23,12 +22,17 @@ crate::tests![
 ];
 
 /// Has the stub write into a blob.
-fn mark(vmm: &mut Vmm, ctx: u32, blob: u32, offset: u64) {
+pub fn mark(vmm: &mut Vmm, ctx: u32, blob: u32, offset: u64) {
+    assert_eq!(use_blob(vmm, ctx, blob, offset), Status::OK);
+}
+
+/// As [`mark`]; what the stub answers.
+pub fn use_blob(vmm: &mut Vmm, ctx: u32, blob: u32, offset: u64) -> Status {
     let mut builder = frame(answer_blob(ctx), 0);
     let request =
         AllocMemoryRequest { resource: ResourceId(blob), resource_offset: offset, ..Default::default() };
     builder.push::<AllocMemory>(&request, &[], 0).unwrap();
-    assert_eq!(run(vmm, ctx, &builder.finish()), [Status::OK]);
+    run(vmm, ctx, &builder.finish())[0]
 }
 
 fn workers_reach_the_guest_memory_of_a_blob() {
@@ -62,7 +66,7 @@ fn guest_memory_goes_to_the_context_it_is_attached_to() {
     assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 1, &[5, 0]))), OK);
     mark(&mut vmm, 1, 5, 0x40);
     assert_eq!(vmm.read(SCRATCH + 0x10_0040, 16), stub::MARK);
-    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[5, 0]))), BAD_RESOURCE);
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 3, &[5, 0]))), BAD_CONTEXT);
     // Closing the handle takes nothing away; the memory may still be mapped.
     assert_eq!(kind(&vmm.command(&simple(CTX_DETACH, 1, &[5, 0]))), OK);
     mark(&mut vmm, 1, 5, 0x80);
@@ -118,7 +122,7 @@ fn lists_of_guest_memory_are_checked() {
     assert_eq!(kind(&vmm.command(&guest_blob(1, answer_blob(1), 0x1000, &page))), BAD_RESOURCE);
     assert_eq!(kind(&vmm.command(&guest_blob(2, 5, 0x1000, &page))), BAD_CONTEXT);
     assert_eq!(kind(&vmm.command(&host_blob(0, 5, stub::GOOD_BUFFER, 0x1000))), BAD_CONTEXT);
-    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, u64::MAX, &page))), OUT_OF_MEMORY);
+    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, u64::MAX, &page))), BAD_PARAMETER);
     // Cut at every length.
     let whole = guest_blob(1, 5, 0x1000, &page);
     for len in 24..whole.len() {
@@ -152,7 +156,7 @@ fn a_million_entries_are_refused_without_a_copy() {
     let before = peak_memory(daemon.device());
     let head = vmm.submit_at(list, command.len() as u32);
     let (back, response) = vmm.next_response();
-    assert_eq!((back, kind(&response)), (head, BAD_PARAMETER), "{entries} entries");
+    assert_eq!((back, kind(&response)), (head, OUT_OF_MEMORY), "{entries} entries");
     let grown = peak_memory(daemon.device()) - before;
     assert!(grown < 16 * 1024, "{grown} KiB for a list of {} KiB", command.len() / 1024);
 
@@ -163,20 +167,22 @@ fn a_million_entries_are_refused_without_a_copy() {
     assert_eq!(kind(&vmm.next_response().1), OK);
     mark(&mut vmm, 1, 5, u64::from(most - 1) * 0x1000);
     assert_eq!(vmm.read(SCRATCH + 0x2000, 16), stub::MARK);
-    // And another one is more than the context may have.
+    // And another one is more than the context may have, which its worker hears, since Linux does not look at
+    // answers and attaches the blob: as Linux does it, and again when the number has had another blob meanwhile.
+    vmm.write(list + 16, &0u32.to_le_bytes());
     vmm.write(list + 24, &6u32.to_le_bytes());
-    vmm.submit_at(list, 56 + most * 16);
-    assert_eq!(kind(&vmm.next_response().1), OUT_OF_MEMORY);
-}
-
-fn guest_memory_is_limited() {
-    let daemon = Daemon::start(&["--guest-memory-limit", "1M"]);
-    let mut vmm = Vmm::connect(&daemon);
-    open_context(&mut vmm, 1);
-    let mib = [(SCRATCH + 0x10_0000, 0x10_0000)];
-    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, 0x10_0000, &mib))), OUT_OF_MEMORY);
-    assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[answer_blob(1), 0]))), OK);
-    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, 0x10_0000, &mib))), OK);
+    for entries in [most, entries] {
+        vmm.write(list + 36, &entries.to_le_bytes());
+        vmm.submit_at(list, 56 + entries * 16);
+        let made = kind(&vmm.next_response().1);
+        assert_eq!(made, if entries == most { OK } else { OUT_OF_MEMORY });
+        assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 1, &[6, 0]))), OUT_OF_MEMORY);
+        assert_eq!(use_blob(&mut vmm, 1, 6, 0), Status::LIMIT);
+        assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[6, 0]))), OK);
+        assert_eq!(kind(&vmm.command(&guest_blob(1, 6, 0x1000, &[(SCRATCH, 0x1000)]))), OK);
+        assert_eq!(use_blob(&mut vmm, 1, 6, 0), Status::OK);
+        assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[6, 0]))), OK);
+    }
 }
 
 fn host_memory_is_seen_through_the_window() {

@@ -15,6 +15,7 @@ mod gpu;
 mod ownership;
 mod queues;
 mod room;
+mod sharing;
 mod stub;
 mod vhost;
 mod vmm;
@@ -32,6 +33,7 @@ fn main() {
         ownership::TESTS,
         queues::TESTS,
         room::TESTS,
+        sharing::TESTS,
         vhost::TESTS,
         cli::TESTS,
     ]

@@ -5,19 +5,23 @@
 //! - `WaitEvents` with a time-out waits for that too, on any ring.
 //! - `SetEvent` with one of the event ids below misbehaves in that way.
 //! - `AllocMemory` writes [`MARK`] into the guest memory of its blob at its offset.
+//! - `ShareMemory` shares a buffer of its own under a token, `FreeMemory` takes its tokens back, and `ImportMemory` answers with
+//!   the first words of an attached blob in place of a handle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, Run, ToWorker};
+use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, Run, SharedPiece, ToWorker};
 use kfd_ipc::{Channel, IPC_FD, MAX_MESSAGE_BYTES};
 use rustix::fs::{MemfdFlags, memfd_create};
-use virtio_kfd_protocol::calls::{Hello, SetEvent};
+use virtio_kfd_protocol::calls::{Hello, ImportMemory, SetEvent, ShareMemory};
 use virtio_kfd_protocol::frame::RawRequest;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RequestFrame};
-use virtio_kfd_protocol::{Handle, HelloAnswer, Request, Status};
+use virtio_kfd_protocol::{
+    Handle, HelloAnswer, ImportMemoryAnswer, Request, ShareMemoryAnswer, ShareToken, Status,
+};
 
 /// Frames on this ring wait.
 pub const HELD_RING: u8 = 63;
@@ -47,6 +51,17 @@ pub const SMALL_BUFFER: u32 = 3;
 /// Export gives the guest's own memory.
 pub const GUEST_RAM: u32 = 4;
 
+/// Export waits for a frame on [`RELEASE_RING`].
+pub const HELD_BUFFER: u32 = 5;
+/// Export without a dma-buf, as old kernels do it.
+pub const NO_DMABUF: u32 = 6;
+/// ShareMemory under a number that is no token.
+pub const NO_TOKEN: u32 = 7;
+/// ShareMemory without a descriptor.
+pub const NO_FILE: u32 = 8;
+/// ShareMemory of the guest's own memory.
+pub const SHARED_GUEST_RAM: u32 = 9;
+
 /// A blob that the worker does not give back.
 pub const KEPT_BLOB: u32 = 4242;
 
@@ -67,6 +82,13 @@ struct Stub {
     regions: HashMap<u32, (File, u64)>,
     blobs: HashMap<u32, Vec<Run>>,
     held: Vec<(u8, u64, Vec<u8>)>,
+    held_exports: Vec<(u64, u64, u64)>,
+    refused: HashSet<u32>,
+    /// Attached host memory: its dma-buf, offset, size.
+    attached: HashMap<u32, (Option<File>, u64, u64)>,
+    /// Tokens, by the buffer.
+    tokens: Vec<(u64, u32)>,
+    unshared: HashSet<u64>,
 }
 
 pub fn run() {
@@ -95,7 +117,7 @@ impl Stub {
                     Some(NO_GPU) => 0,
                     _ => 1,
                 };
-                reply(channel, &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count }, None);
+                reply(channel, &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count }, &[]);
             }
             ToWorker::AddRegion { region, file_offset, size } => {
                 let file = File::from(descriptor.unwrap());
@@ -104,9 +126,10 @@ impl Stub {
             }
             ToWorker::RemoveRegion { region, ticket } => {
                 assert!(self.regions.remove(&region).is_some());
-                reply(channel, &FromWorker::Done { ticket }, None);
+                reply(channel, &FromWorker::Done { ticket }, &[]);
             }
             ToWorker::AttachBlob { resource, size, first_run, total_runs, runs } => {
+                self.refused.remove(&resource);
                 let blob = self.blobs.entry(resource).or_default();
                 assert_eq!(blob.len(), first_run as usize);
                 blob.extend(runs);
@@ -118,12 +141,20 @@ impl Stub {
             ToWorker::DetachBlob { resource: KEPT_BLOB, .. } => {}
             ToWorker::DetachBlob { resource, ticket } => {
                 assert!(self.blobs.remove(&resource).is_some());
-                reply(channel, &FromWorker::Done { ticket }, None);
+                reply(channel, &FromWorker::Done { ticket }, &[]);
             }
-            ToWorker::RefuseBlob { .. }
-            | ToWorker::AttachShared { .. }
-            | ToWorker::DetachShared { .. }
-            | ToWorker::ShareGone { .. } => {}
+            ToWorker::RefuseBlob { resource } => {
+                self.refused.insert(resource);
+            }
+            ToWorker::AttachShared { resource, offset, size } => {
+                let known = self.attached.insert(resource, (descriptor.map(File::from), offset, size));
+                assert!(known.is_none());
+            }
+            ToWorker::DetachShared { resource } => drop(self.attached.remove(&resource)),
+            ToWorker::ShareGone { token } => assert!(self.unshared.remove(&token)),
+            ToWorker::Export { ticket, handle, size, .. } if Handle(handle).index() == HELD_BUFFER => {
+                self.held_exports.push((ticket, handle, size));
+            }
             ToWorker::Export { ticket, handle, size, .. } => self.export(channel, ticket, handle, size),
             ToWorker::Frame { ring, ticket, bytes } => {
                 if ring == HELD_RING || waits(bytes) {
@@ -135,6 +166,9 @@ impl Stub {
                     for (ring, ticket, bytes) in std::mem::take(&mut self.held) {
                         self.frame(channel, ring, ticket, &bytes);
                     }
+                    for (ticket, handle, size) in std::mem::take(&mut self.held_exports) {
+                        self.export(channel, ticket, handle, size);
+                    }
                 }
             }
         }
@@ -144,22 +178,19 @@ impl Stub {
         let (index, mut exported) = (Handle(handle).index(), size);
         let file = match index {
             NO_BUFFER => {
-                reply(channel, &FromWorker::Exported { ticket, memory: Err(2) }, None);
+                reply(channel, &FromWorker::Exported { ticket, memory: Err(2) }, &[]);
                 return;
             }
             GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
-            _ => {
-                let file = File::from(memfd_create("buffer", MemfdFlags::CLOEXEC).unwrap());
-                file.set_len(size).unwrap();
-                file.write_all_at(HOST_TEXT, 0).unwrap();
-                file
-            }
+            _ => buffer(size),
         };
         if index == SMALL_BUFFER {
             exported -= 4096;
         }
         let memory = Ok(ExportedMemory { offset: 0, size: exported, caching: Caching::WriteCombining });
-        reply(channel, &FromWorker::Exported { ticket, memory }, Some(&file));
+        let files = [&file, &file];
+        let count = if index == NO_DMABUF { 1 } else { 2 };
+        reply(channel, &FromWorker::Exported { ticket, memory }, &files[..count]);
     }
 
     fn frame(&mut self, channel: &Channel, ring: u8, ticket: u64, bytes: &[u8]) {
@@ -171,17 +202,13 @@ impl Stub {
                 Request::SetEvent { fixed, .. } => match fixed.event_id.0 {
                     DIE => std::process::abort(),
                     BABBLE => channel.send(&vec![0xffu8; 64], &[]).unwrap(),
-                    WRONG_TICKET => reply(channel, &FromWorker::Done { ticket: 999 }, None),
+                    WRONG_TICKET => reply(channel, &FromWorker::Done { ticket: 999 }, &[]),
                     LARGE_ANSWER => {
                         let bytes = vec![0; frame.header.answer_capacity as usize + 8];
-                        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, None);
+                        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, &[]);
                     }
                     READY_AGAIN => {
-                        reply(
-                            channel,
-                            &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count: 1 },
-                            None,
-                        );
+                        reply(channel, &FromWorker::Ready { kfd_major: 1, kfd_minor: 17, gpu_count: 1 }, &[]);
                     }
                     CLOSE => {
                         channel.shut_down();
@@ -192,29 +219,85 @@ impl Stub {
                     _ => answer.push::<SetEvent>(&raw.header, &Default::default(), &[]),
                 },
                 Request::AllocMemory { fixed, .. } => {
-                    let runs = &self.blobs[&fixed.resource.0];
-                    self.mark(runs, fixed.resource_offset);
+                    let status = match self.blobs.get(&fixed.resource.0) {
+                        _ if self.refused.contains(&fixed.resource.0) => Status::LIMIT,
+                        Some(runs) if self.mark(runs, fixed.resource_offset) => Status::OK,
+                        _ => Status::BAD_RESOURCE,
+                    };
+                    answer.push_status(raw.header.opcode, status, 0);
+                }
+                Request::ShareMemory { fixed, .. } => {
+                    let token = self.share(channel, fixed.handle, fixed.offset, fixed.size);
+                    answer.push::<ShareMemory>(&raw.header, &ShareMemoryAnswer { token }, &[]);
+                }
+                Request::FreeMemory { fixed, .. } => {
+                    let index = fixed.handle.index();
+                    for (token, _) in self.tokens.extract_if(.., |(_, buffer)| *buffer == index) {
+                        self.unshared.insert(token);
+                        reply(channel, &FromWorker::Unshare { token }, &[]);
+                    }
                     answer.push_status(raw.header.opcode, Status::OK, 0);
                 }
+                Request::ImportMemory { fixed, .. } => match self.attached.get(&fixed.resource.0) {
+                    Some((Some(dmabuf), offset, size)) => {
+                        let mut words = [0; 8];
+                        dmabuf.read_exact_at(&mut words, *offset).unwrap();
+                        let handle = Handle(u64::from_le_bytes(words));
+                        let fixed = ImportMemoryAnswer { handle, size: *size };
+                        answer.push::<ImportMemory>(&raw.header, &fixed, &[]);
+                    }
+                    Some(_) => answer.push_status(raw.header.opcode, Status::NOT_SUPPORTED, 0),
+                    None => answer.push_status(raw.header.opcode, Status::BAD_RESOURCE, 0),
+                },
                 _ => answer.push_status(raw.header.opcode, Status::OK, 0),
             }
         }
         let bytes = answer.finish();
-        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, None);
+        reply(channel, &FromWorker::Answer { ring, ticket, bytes: &bytes }, &[]);
     }
 
-    fn mark(&self, runs: &[Run], offset: u64) {
+    fn share(&mut self, channel: &Channel, handle: Handle, offset: u64, size: u64) -> ShareToken {
+        let index = handle.index();
+        // No two workers give out the same.
+        let number = u64::from(std::process::id()) << 32 | self.tokens.len() as u64;
+        let token = ShareToken(if index == NO_TOKEN { number } else { number | ShareToken::BIT });
+        self.tokens.push((token.0, index));
+        let file = match index {
+            SHARED_GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
+            _ => buffer(offset + size),
+        };
+        let memory = ExportedMemory { offset, size, caching: Caching::WriteCombining };
+        let piece = SharedPiece { offset, size, memory: Some(memory) };
+        let files = [&file, &file];
+        let count = if index == NO_FILE { 0 } else { 2 };
+        reply(channel, &FromWorker::Share { token: token.0, piece }, &files[..count]);
+        token
+    }
+
+    /// `false` where its region is gone.
+    fn mark(&self, runs: &[Run], offset: u64) -> bool {
         let mut start = 0;
         for run in runs {
             if offset < start + run.len {
-                let (file, file_offset) = &self.regions[&run.region];
+                let Some((file, file_offset)) = self.regions.get(&run.region) else { return false };
                 file.write_all_at(MARK, file_offset + run.offset + offset - start).unwrap();
-                return;
+                return true;
             }
             start += run.len;
         }
         panic!("offset {offset} is not in the blob");
     }
+}
+
+/// Memory that begins with [`HOST_TEXT`] and has the number of each page in its first word from the second on.
+fn buffer(size: u64) -> File {
+    let file = File::from(memfd_create("buffer", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(size).unwrap();
+    file.write_all_at(HOST_TEXT, 0).unwrap();
+    for page in 1..size / 4096 {
+        file.write_all_at(&page.to_le_bytes(), page * 4096).unwrap();
+    }
+    file
 }
 
 /// Whether a frame waits for an event.
@@ -231,7 +314,7 @@ fn hello(answer: &mut AnswerFrameBuilder, raw: &RawRequest<'_>) {
 }
 
 /// The device may have ended this worker meanwhile.
-fn reply(channel: &Channel, message: &FromWorker<'_>, file: Option<&File>) {
-    let files: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
+fn reply(channel: &Channel, message: &FromWorker<'_>, files: &[&File]) {
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     let _ = channel.send(message, &files);
 }
