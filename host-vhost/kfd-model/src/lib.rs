@@ -1,6 +1,6 @@
 //! A software KFD with a software GPU, behind [`kfd_seam::KfdService`]: topology files, ioctls, mmaps, events,
 //! memory and page tables of amdkfd and the amdgpu render node, as Linux 6.12 has them, for the process that it is
-//! loaded into. There is no engine yet: queues cannot be created.
+//! loaded into. The packet processors ([`engine`]) are not connected yet: queues cannot be created.
 //!
 //! What differs from the kernel on purpose stands in [`kfd`] and [`render`].
 
@@ -8,6 +8,7 @@ pub mod arena;
 pub mod clock;
 pub mod debug;
 mod descriptors;
+pub mod engine;
 pub mod events;
 mod ids;
 pub mod kfd;

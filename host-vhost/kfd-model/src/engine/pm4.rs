@@ -1,0 +1,127 @@
+//! PM4 queues: rings of packets for the compute micro engine.
+//!
+//! Read and write pointers count words. The write pointer goes on for ever in 64 bits; the read pointer is
+//! reported in 32 bits, modulo the ring.
+
+mod interpreter;
+
+use super::ring::Ring;
+use super::{Context, DOORBELL_UNTOUCHED, Failure, Processor, QueueAddresses, Step, settle};
+
+pub(super) use interpreter::{Effect, Interpreter, length};
+
+/// Name in failures.
+const ENGINE: &str = "PM4";
+
+/// The processor of a PM4 queue.
+#[derive(Debug)]
+pub struct Pm4Queue {
+    ring: Ring,
+    addresses: QueueAddresses,
+    /// Position in the ring in bytes, never taken back.
+    read: u64,
+    interpreter: Interpreter,
+    /// Bytes of the packet in front whose indirect buffers run.
+    in_flight: Option<u64>,
+    failed: Option<Failure>,
+}
+
+impl Pm4Queue {
+    /// A queue at the start of its ring, on a GPU with `xccs` compute dies (1 but for gfx940 and later).
+    pub fn new(addresses: QueueAddresses, xccs: u32) -> Self {
+        Self {
+            ring: Ring::new(addresses.ring, addresses.ring_size),
+            addresses,
+            read: 0,
+            interpreter: Interpreter::new(xccs),
+            in_flight: None,
+            failed: None,
+        }
+    }
+
+    fn run(&mut self, context: &Context<'_>, doorbell: u64) -> Result<Step, Failure> {
+        if self.interpreter.in_buffer() {
+            let step = self.interpreter.step(context)?;
+            if !self.interpreter.in_buffer()
+                && let Some(bytes) = self.in_flight.take()
+            {
+                self.advance(context, bytes)?;
+            }
+            return Ok(step);
+        }
+        if self.ring.size() == 0 {
+            return Ok(Step::Idle);
+        }
+        let words = match doorbell {
+            DOORBELL_UNTOUCHED => context.memory.load64(self.addresses.write_pointer)?,
+            words => words,
+        };
+        let pending = self.ring.pending(self.read, words.wrapping_mul(4))?;
+        if pending == 0 {
+            return Ok(Step::Idle);
+        }
+        let mut header = [0u32];
+        self.ring.read(context.memory, self.read, &mut header)?;
+        let [header] = header;
+        let va = self.ring.address(self.read)?;
+        let words = length(header, va)?;
+        let bytes = u64::from(words) * 4;
+        if bytes > self.ring.size() {
+            let problem = "longer than the ring";
+            return Err(Failure::Malformed { engine: ENGINE, va, header, problem });
+        }
+        if bytes > pending {
+            // The rest of it comes with another ring of the doorbell.
+            return Ok(Step::Idle);
+        }
+        let mut packet = core::mem::take(&mut self.interpreter.packet);
+        packet.clear();
+        packet.resize(words as usize, 0);
+        self.ring.read(context.memory, self.read, &mut packet)?;
+        let effect = self.interpreter.execute(&packet, va, context);
+        self.interpreter.packet = packet;
+        match effect? {
+            Effect::Done => self.advance(context, bytes)?,
+            Effect::Again => {}
+            Effect::Wait(va) => return Ok(Step::Waiting { va }),
+            Effect::Called | Effect::Chained => self.in_flight = Some(bytes),
+            Effect::Skip(words) => {
+                let skipped = bytes + u64::from(words) * 4;
+                if skipped > self.ring.size() {
+                    let problem = "skips more than the ring";
+                    return Err(Failure::Malformed { engine: ENGINE, va, header, problem });
+                }
+                if skipped > pending {
+                    return Ok(Step::Idle);
+                }
+                self.advance(context, skipped)?;
+            }
+        }
+        Ok(Step::Progressed)
+    }
+
+    /// Goes past a packet and reports it.
+    fn advance(&mut self, context: &Context<'_>, bytes: u64) -> Result<(), Failure> {
+        self.read = self.read.wrapping_add(bytes);
+        let words = self.read.checked_rem(self.ring.size()).unwrap_or(0) / 4;
+        // A ring is smaller than 4 GiB.
+        context.memory.store32(self.addresses.read_pointer, words as u32)
+    }
+}
+
+impl Processor for Pm4Queue {
+    fn step(&mut self, context: &Context<'_>, doorbell: u64) -> Step {
+        if let Some(failure) = &self.failed {
+            return Step::Failed(failure.clone());
+        }
+        let outcome = self.run(context, doorbell);
+        settle(&mut self.failed, context, outcome)
+    }
+
+    fn set_ring(&mut self, address: u64, size: u32) {
+        self.ring = Ring::new(address, size);
+    }
+}
+
+#[cfg(test)]
+mod tests;
