@@ -13,6 +13,7 @@ pub fn model() -> Vec<Rule> {
         // Not all of it: with F_SETOWN and F_SETSIG the kernel sends signals to other processes of the user.
         rule!(SYS_fcntl, "copies of descriptors", Check::Is(1, libc::F_DUPFD_CLOEXEC.cast_unsigned())),
         rule!(SYS_fcntl, "whether a descriptor is open", Check::Is(1, libc::F_GETFD.cast_unsigned())),
+        rule!(SYS_fcntl, "the flags that a call asks for", Check::Is(1, libc::F_SETFD.cast_unsigned())),
         rule!(SYS_fcntl, "who uses shared memory", Check::Is(1, libc::F_OFD_SETLK.cast_unsigned())),
         rule!(SYS_fcntl, "who uses shared memory", Check::Is(1, libc::F_OFD_GETLK.cast_unsigned())),
         rule!(SYS_unlink, "its debug mailbox at exit; Landlock refuses it, which does no harm"),
