@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use guest_thunk::client::LOOPBACK_VARIABLE;
 use guest_thunk::export::pointer::{In, Out};
-use guest_thunk::export::{event, memory, open, process, render, topology};
+use guest_thunk::export::{event, graphics, memory, open, process, render, topology};
 use guest_thunk::thunk::render::AmdgpuGpuInfo;
 use hsakmt_abi::event::{HsaEvent, HsaEventDescriptor, HsaEventType};
-use hsakmt_abi::memory::{HsaMemFlags, HsaPointerInfo};
+use hsakmt_abi::memory::{HsaGraphicsResourceInfo, HsaMemFlags, HsaPointerInfo, HsaSharedMemoryHandle};
 use hsakmt_abi::status::HsakmtStatus as Status;
 use hsakmt_abi::topology::{
     HsaCacheProperties, HsaClockCounters, HsaIoLinkProperties, HsaNodeProperties356, HsaSystemProperties,
@@ -264,8 +264,64 @@ fn memory_lives_and_dies() {
     assert!(before - available() >= 64 << 20);
     assert_eq!(free(address), Status::SUCCESS);
     assert_eq!(available(), before);
-    let visible = vram.with(HsaMemFlags::HOST_ACCESS, 1);
-    assert_eq!(allocate(gpu, 4096, visible), (Status::NOT_IMPLEMENTED, 0));
+    visible_vram(gpu, vram.with(HsaMemFlags::HOST_ACCESS, 1));
+    assert_eq!(available(), before);
+}
+
+/// Small and large, through the window; and as dma-bufs in the same process.
+fn visible_vram(gpu: u32, flags: HsaMemFlags) {
+    let free = |address| ask!(memory::hsaKmtFreeMemory, pointer(address), 0);
+    let byte = |address: u64| pointer(address).cast::<u8>();
+    for size in [4096, 131_072, 2 << 20, 32 << 20] {
+        let (made, address) = allocate(gpu, size, flags);
+        assert_eq!(made, Status::SUCCESS, "{size:#x} bytes");
+        let last = byte(address + size - 1);
+        // SAFETY: the memory is the test's, and the CPU's to access.
+        assert_eq!(unsafe { last.read_volatile() }, 0);
+        // C61: the first access to its page may be a write.
+        // SAFETY: as above.
+        unsafe { byte(address).write_volatile(7) };
+        assert_eq!(ask!(memory::hsaKmtMapMemoryToGPU, pointer(address), size, null()), Status::SUCCESS);
+        let (mut fd, mut offset) = (-1, 0);
+        let exported =
+            ask!(memory::hsaKmtExportDMABufHandle, pointer(address + 4), 8, out(&mut fd), out(&mut offset));
+        assert_eq!((exported, offset), (Status::SUCCESS, 4));
+        let mut info = HsaGraphicsResourceInfo::default();
+        let node = [gpu];
+        let registered = ask!(
+            graphics::hsaKmtRegisterGraphicsHandleToNodes,
+            u64::try_from(fd).unwrap(),
+            out(&mut info),
+            1,
+            In::from(node.as_ptr())
+        );
+        assert_eq!(registered, Status::SUCCESS, "{size:#x} bytes");
+        assert_eq!(({ info.size_in_bytes }, { info.node_id }), (size, gpu));
+        let again = info.memory_address;
+        assert_eq!(ask!(memory::hsaKmtMapMemoryToGPU, pointer(again), size, null()), Status::SUCCESS);
+        assert_eq!(ask!(memory::hsaKmtUnmapMemoryToGPU, pointer(again)), Status::SUCCESS);
+        assert_eq!(ask!(memory::hsaKmtDeregisterMemory, pointer(again)), Status::SUCCESS);
+        // SAFETY: the descriptor is the test's.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+        assert_eq!(ask!(memory::hsaKmtUnmapMemoryToGPU, pointer(address)), Status::SUCCESS);
+        // SAFETY: as above.
+        assert_eq!(unsafe { byte(address).read_volatile() }, 7, "data survive map and unmap");
+        assert_eq!(free(address), Status::SUCCESS);
+    }
+    let mut handle = HsaSharedMemoryHandle::default();
+    let (_, address) = allocate(gpu, 1 << 20, flags);
+    let shared = ask!(memory::hsaKmtShareMemory, pointer(address), 1 << 20, out(&mut handle));
+    assert_eq!(shared, Status::SUCCESS);
+    assert_eq!(free(address), Status::SUCCESS);
+    // A handle whose memory is gone is as good as a forged one.
+    let (mut address, mut size) = (0, 0);
+    let taken = ask!(
+        memory::hsaKmtRegisterSharedHandle,
+        In::from(std::ptr::from_ref(&handle)),
+        out(&mut address),
+        out(&mut size)
+    );
+    assert_eq!(taken, Status::ERROR);
 }
 
 /// What a forked child does; a number that says what went wrong, 0 for nothing.

@@ -2,22 +2,43 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+use std::os::fd::AsFd;
+
 use hsakmt_abi::memory::HsaGraphicsResourceInfo;
 
 use super::exports;
-use super::pointer::{In, Out};
+use super::memory::nodes;
+use super::pointer::{In, Out, descriptor};
 use crate::thunk::open;
 
 exports! {
     "graphics";
     /// Registers a dma-buf of a graphics driver.
-    not_implemented("planned over dma-buf")
+    done("dma-bufs of the guest's virtio-gpu device, without metadata; those of other devices are refused")
     fn hsaKmtRegisterGraphicsHandleToNodes(
         graphics_resource_handle: u64,
         graphics_resource_info: Out<HsaGraphicsResourceInfo>,
         number_of_nodes: u64,
         node_array: In<u32>,
-    );
+    ) {
+        let thunk = open::current()?;
+        let info = graphics_resource_info.required("GraphicsResourceInfo")?;
+        let snapshot = thunk.snapshot()?;
+        let gpus = match (node_array.is_null(), number_of_nodes) {
+            (true, 0) => None,
+            _ => Some(snapshot.gpu_ids(&nodes(number_of_nodes, node_array)?)?),
+        };
+        let dma_buf = descriptor(graphics_resource_handle)?;
+        let imported = thunk.memory.import_graphics(thunk.host(&snapshot), dma_buf.as_fd(), gpus.as_deref())?;
+        info.write(HsaGraphicsResourceInfo {
+            memory_address: imported.address,
+            size_in_bytes: imported.size,
+            metadata: imported.metadata,
+            metadata_size_in_bytes: 0,
+            node_id: imported.node,
+        });
+        Ok(())
+    }
 
     /// Maps a graphics buffer of Kaveri.
     not_implemented("as AMD's library answers")

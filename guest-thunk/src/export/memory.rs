@@ -2,6 +2,8 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+use std::os::fd::IntoRawFd;
+
 use hsakmt_abi::memory::{
     HsaMemFlags, HsaMemMapFlags, HsaMemoryRange, HsaPointerInfo, HsaSharedMemoryHandle,
 };
@@ -28,7 +30,7 @@ fn allocate(request: Request, memory_address: Out<u64>) -> Outcome<()> {
 }
 
 /// The nodes of a list; the system has a bounded number of them, but a list may have a node twice.
-fn nodes(number_of_nodes: u64, node_array: In<u32>) -> Outcome<Vec<u32>> {
+pub(super) fn nodes(number_of_nodes: u64, node_array: In<u32>) -> Outcome<Vec<u32>> {
     let most = MAX_GPUS.saturating_mul(2);
     let count = usize::try_from(number_of_nodes).ok().filter(|count| (1..=most).contains(count));
     let count = count.filter(|_| !node_array.is_null());
@@ -48,10 +50,33 @@ fn refuse_registration(address: Address) -> Outcome<()> {
     Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why))
 }
 
+fn take_shared(
+    handle: In<HsaSharedMemoryHandle>,
+    memory_address: Out<u64>,
+    size_in_bytes: Out<u64>,
+    number_of_nodes: u64,
+    node_array: In<u32>,
+) -> Outcome<()> {
+    let thunk = open::current()?;
+    let missing = || Refusal::parameter("SharedMemoryHandle is NULL");
+    let handle = handle.read().ok_or_else(missing)?;
+    let (address, size) = (memory_address.required("MemoryAddress")?, size_in_bytes.required("SizeInBytes")?);
+    let snapshot = thunk.snapshot()?;
+    let gpus = match node_array.is_null() {
+        true if number_of_nodes > 0 => return Err(Refusal::parameter("NodeArray is NULL")),
+        true => Vec::new(),
+        false => snapshot.gpu_ids(&nodes(number_of_nodes, node_array)?)?,
+    };
+    let imported = thunk.memory.import_shared(thunk.host(&snapshot), handle, &gpus)?;
+    address.write(imported.0);
+    size.write(imported.1);
+    Ok(())
+}
+
 exports! {
     "memory";
     /// Allocates memory that GPUs can access.
-    done("system memory is the guest's; VRAM with HostAccess or NoAddress is NOT_IMPLEMENTED; no NUMA binding")
+    done("system memory is the guest's; VRAM with HostAccess needs a window on the host; no NUMA binding")
     fn hsaKmtAllocMemory(
         preferred_node: u32,
         size_in_bytes: u64,
@@ -97,7 +122,7 @@ exports! {
         let Some(gpu) = snapshot.gpu_of(node)? else {
             return Err(Refusal::error(format!("node {node} has no GPU")));
         };
-        available_bytes.write(process::available_memory(&thunk.client, gpu.gpu_id)?);
+        available_bytes.write(process::available_memory(&thunk, gpu.gpu_id)?);
         Ok(())
     }
 
@@ -138,11 +163,10 @@ exports! {
     }
 
     /// Ends a registration.
-    done("nothing is ever registered")
+    done
     fn hsaKmtDeregisterMemory(memory_address: Address) {
-        open::current()?;
-        let why = format!("{:#x} is not registered", number(memory_address));
-        Err(Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, why))
+        let thunk = open::current()?;
+        thunk.memory.deregister(&thunk.client, number(memory_address))
     }
 
     /// Maps memory to all GPUs that can reach it.
@@ -226,39 +250,57 @@ exports! {
     );
 
     /// Shares memory with another process.
-    not_implemented("planned over dma-buf")
+    done("within one guest; memory of a GPU only (system memory goes as a dma-buf)")
     fn hsaKmtShareMemory(
         memory_address: Address,
         size_in_bytes: u64,
         shared_memory_handle: Out<HsaSharedMemoryHandle>,
-    );
+    ) {
+        let thunk = open::current()?;
+        let handle = shared_memory_handle.required("SharedMemoryHandle")?;
+        let snapshot = thunk.snapshot()?;
+        handle.write(thunk.memory.share(thunk.host(&snapshot), number(memory_address), size_in_bytes)?);
+        Ok(())
+    }
 
     /// Takes memory that another process shares.
-    not_implemented("planned over dma-buf")
+    done("as hsaKmtShareMemory")
     fn hsaKmtRegisterSharedHandle(
         shared_memory_handle: In<HsaSharedMemoryHandle>,
         memory_address: Out<u64>,
         size_in_bytes: Out<u64>,
-    );
+    ) {
+        take_shared(shared_memory_handle, memory_address, size_in_bytes, 0, In::from(std::ptr::null()))
+    }
 
     /// Takes memory that another process shares, for some GPUs.
-    not_implemented("planned over dma-buf")
+    done("as hsaKmtShareMemory")
     fn hsaKmtRegisterSharedHandleToNodes(
         shared_memory_handle: In<HsaSharedMemoryHandle>,
         memory_address: Out<u64>,
         size_in_bytes: Out<u64>,
         number_of_nodes: u64,
         node_array: In<u32>,
-    );
+    ) {
+        take_shared(shared_memory_handle, memory_address, size_in_bytes, number_of_nodes, node_array)
+    }
 
     /// A dma-buf of an allocation.
-    not_implemented("planned")
+    done("of the guest's virtio-gpu device; in loop-back it cannot be mapped, and other processes cannot import it")
     fn hsaKmtExportDMABufHandle(
         memory_address: Address,
         memory_size_in_bytes: u64,
         dma_buf_fd: Out<i32>,
         offset: Out<u64>,
-    );
+    ) {
+        let thunk = open::current()?;
+        process::require_dma_bufs(&thunk.client)?;
+        let (fd, at) = (dma_buf_fd.required("DMABufFd")?, offset.required("Offset")?);
+        let exported = thunk.memory.export(&thunk.client, number(memory_address), memory_size_in_bytes)?;
+        at.write(exported.1);
+        fd.write(exported.0.into_raw_fd());
+        Ok(())
+    }
 
     /// Reads memory of another process.
     not_implemented("as AMD's library 6.2.4 answers")

@@ -6,6 +6,8 @@
 //! structs to 4 bytes.
 #![allow(unsafe_code, reason = "the C API's pointers are read and written here and nowhere else")]
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use crate::thunk::refusal::{Outcome, Refusal};
 
 /// A pointer to a value that the function writes, and may read first. May be null.
@@ -145,6 +147,19 @@ pub type Address = *mut libc::c_void;
 pub fn number<T>(address: *const T) -> u64 {
     // Lossless on the 64-bit targets of the library.
     address.addr() as u64
+}
+
+/// A copy of a descriptor that the caller names by number, which it may close or not.
+pub fn descriptor(number: u64) -> Outcome<OwnedFd> {
+    let unknown = || Refusal::error(format!("{number} is no open descriptor"));
+    let raw = i32::try_from(number).map_err(|_| unknown())?;
+    // SAFETY: fcntl takes no pointer here, and answers EBADF to what is no descriptor.
+    let copy = unsafe { libc::fcntl(raw, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(unknown());
+    }
+    // SAFETY: fcntl has just made this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 #[cfg(test)]

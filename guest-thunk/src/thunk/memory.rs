@@ -1,55 +1,78 @@
 //! Memory: what is allocated, where, and which GPUs have it mapped.
 //!
-//! System memory is memory of the guest: a GUEST blob, mapped at an address that all GPUs reach, and given to KFD as
-//! a user pointer at that same address. KFD is asked for it when it is first mapped, in the same frame as the
-//! mapping: before, no GPU could see the difference. VRAM is allocated at once, so that its lack is seen at once;
-//! its addresses in the process are a reservation that cannot be accessed.
+//! | kind | what it is | how GPUs get it |
+//! |---|---|---|
+//! | system | GUEST blobs, mapped at an address that all GPUs reach | user pointers at that address, made when first mapped: before, no GPU could see the difference |
+//! | VRAM | a buffer of KFD, made at once, so that its lack is seen at once; the process's addresses cannot be accessed | mapped as a whole |
+//! | VRAM that the CPU sees, large | the same, and a HOST3D blob at that address | mapped as a whole |
+//! | VRAM that the CPU sees, small | part of an [`arena`] | mapped part by part |
+//! | VRAM without an address | a buffer of KFD and a number that stands for it | through libdrm |
+//! | registered | the application's memory in GUEST blobs | user pointers at addresses of their own |
+//! | imported | blobs of other processes, or parts of buffers of this one | as system memory, or part by part |
 //!
 //! The table of allocations is locked for look-ups only; what goes to the host is done under the lock of the
 //! one allocation that it is about.
 
 pub mod address;
+mod arena;
+mod buffer;
+mod export;
+mod fake;
 mod flags;
+mod import;
 mod mapping;
 mod pointer;
 pub mod registered;
 mod scratch;
+mod space;
 mod system;
 mod vram;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
-use kfd_abi::memory::AllocFlags;
-use virtio_kfd_protocol::calls::{FreeMemory, UnmapMemory};
+use virtio_kfd_protocol::calls::{FreeMemory, UnmapMemory, UnmapRange};
 use virtio_kfd_protocol::{BufferRequest, GpuId, Handle};
 
 use self::address::{Reservation, page_size};
+use self::arena::Arenas;
+use self::buffer::Part;
+use self::export::Exported;
+use self::fake::Fake;
+pub use self::import::Graphics;
+use self::import::{Imported, Source};
 pub use self::mapping::{free_buffer, map_buffer};
-use self::registered::Registered;
+use self::registered::{Piece, Registered};
 use self::scratch::Scratch;
+use self::space::Space;
+use self::system::System;
 use super::lock::{lock, read, write};
 use super::refusal::{Outcome, Refusal};
 use super::settings::Settings;
 use super::topology::{Gpu, Snapshot};
 use crate::client::Client;
-use crate::transport::Blob;
 
 /// Addresses that no GPU needs to reach.
 const ANYWHERE: (u64, u64) = (0, u64::MAX);
 
 /// What is behind the addresses.
 enum Backing {
-    /// Guest memory, and KFD's flags for it.
-    System { blob: Box<dyn Blob>, gpu: GpuId, flags: AllocFlags },
+    /// Memory of the guest.
+    System(System),
     /// Private memory of the process, where there is no GPU.
     Private,
-    /// Memory of a GPU.
-    Vram,
+    /// Memory of a GPU, a buffer of its own.
+    Vram(Part),
+    /// Memory of a GPU, part of an arena.
+    Piece(Part),
+    /// Memory of a GPU without an address.
+    Unplaced(Part),
     /// Memory of the application.
     Registered(Registered),
+    /// Memory of others, or of this process once more.
+    Imported(Imported),
     /// Nothing: addresses alone.
     Nothing,
 }
@@ -57,8 +80,8 @@ enum Backing {
 /// What changes in an allocation.
 #[derive(Default)]
 struct State {
-    /// KFD's buffer, once there is one.
-    handle: Option<Handle>,
+    /// KFD's buffers of guest memory, one for each piece, once they are made.
+    handles: Vec<Handle>,
     /// The GPUs that have it mapped.
     mapped: Vec<GpuId>,
     /// Their nodes, for `hsaKmtQueryPointerInfo`, which hands out a pointer to them. Valid until the mapping changes.
@@ -80,17 +103,31 @@ impl State {
         self.registered = gpus.to_vec();
         self.registered_nodes = Box::default();
     }
+
+    /// Frees KFD's buffers of guest memory.
+    fn free_handles(&mut self, client: &Client) -> Outcome<()> {
+        while let Some(handle) = self.handles.last() {
+            // KFD refuses (EBUSY) while it is mapped.
+            client.call::<FreeMemory>(&BufferRequest { handle: *handle }, &[], 0)?;
+            self.handles.pop();
+        }
+        Ok(())
+    }
 }
 
 /// Where an allocation is.
 enum Place {
     /// At addresses that this library reserved; they go with the allocation.
     Reserved(Reservation),
+    /// In an arena's home.
+    Arena(arena::Place),
+    /// Nowhere; numbers stand for it.
+    Fake(Fake),
 }
 
 /// An allocation.
 struct Allocation {
-    // Dropped in this order: nothing maps the blob any more when it goes.
+    // Dropped in this order: nothing maps the blobs any more when they go.
     place: Place,
     backing: Backing,
     node: u32,
@@ -99,16 +136,59 @@ struct Allocation {
 }
 
 impl Allocation {
+    fn new(place: Place, backing: Backing, request: Request) -> Allocation {
+        let Request { node, flags, .. } = request;
+        Allocation { place, backing, node, flags, state: Mutex::default() }
+    }
+
     /// First address, for GPUs.
     fn start(&self) -> u64 {
-        let Place::Reserved(reservation) = &self.place;
-        reservation.start()
+        match &self.place {
+            Place::Reserved(reservation) => reservation.start(),
+            Place::Arena(place) => place.start,
+            Place::Fake(fake) => fake.start,
+        }
     }
 
     /// Bytes of addresses.
     fn size(&self) -> u64 {
-        let Place::Reserved(reservation) = &self.place;
-        reservation.size()
+        match &self.place {
+            Place::Reserved(reservation) => reservation.size(),
+            Place::Arena(place) => place.size,
+            Place::Fake(fake) => fake.size,
+        }
+    }
+
+    /// The blobs that KFD is given as user pointers, one after the other.
+    fn pieces(&self) -> Option<Vec<Piece>> {
+        match &self.backing {
+            Backing::System(system) => Some(system.pieces(self.size())),
+            Backing::Registered(registered) => Some(registered.pieces.clone()),
+            Backing::Imported(Imported { source: Source::Guest { blob, .. }, .. }) => {
+                Some(vec![Piece { resource: blob.resource(), offset: 0, size: self.size() }])
+            }
+            _ => None,
+        }
+    }
+
+    /// The buffer that is mapped part by part, and where in it the memory begins.
+    fn range(&self) -> Option<(Handle, u64)> {
+        match &self.backing {
+            Backing::Piece(part) | Backing::Imported(Imported { source: Source::Own(part), .. }) => {
+                Some((part.buffer.handle, part.offset))
+            }
+            Backing::Imported(Imported { source: Source::Host { handle, .. }, .. }) => Some((*handle, 0)),
+            _ => None,
+        }
+    }
+
+    /// KFD's buffers that are freed with it.
+    fn own_buffers(&self, state: &State) -> Vec<Handle> {
+        match &self.backing {
+            Backing::Vram(part) | Backing::Unplaced(part) => vec![part.buffer.handle],
+            Backing::Imported(Imported { source: Source::Host { handle, .. }, .. }) => vec![*handle],
+            _ => state.handles.clone(),
+        }
     }
 }
 
@@ -120,6 +200,10 @@ pub struct Memory {
     registered: RwLock<BTreeMap<(u64, u64), Arc<Allocation>>>,
     /// By GPU.
     scratch: Mutex<BTreeMap<u32, Arc<Scratch>>>,
+    arenas: Arenas,
+    fake: Mutex<Option<Space>>,
+    /// What dma-bufs of this process show of its own buffers, by resource.
+    exported: Mutex<HashMap<u32, Exported>>,
 }
 
 /// The arguments of an allocation.
@@ -166,13 +250,18 @@ impl Memory {
         }
         let allocation = match gpu {
             Some(gpu) if set(HsaMemFlags::NON_PAGED) && !set(HsaMemFlags::GTT_ACCESS) => {
-                vram::allocate(host, &gpu, Request { address, ..request })?
+                self.allocate_vram(host, &gpu, Request { address, ..request })?
             }
             _ => system::allocate(host, gpu.as_ref(), Request { address, ..request })?,
         };
+        Ok(self.insert(allocation))
+    }
+
+    /// Writes an allocation down, and gives its address.
+    fn insert(&self, allocation: Allocation) -> u64 {
         let start = allocation.start();
         write(&self.allocations).insert(start, Arc::new(allocation));
-        Ok(start)
+        start
     }
 
     fn allocate_scratch(&self, host: Host<'_>, gpu: &Gpu, request: Request) -> Outcome<u64> {
@@ -219,15 +308,42 @@ impl Memory {
         if state.freed {
             return Err(Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, "the allocation is being freed"));
         }
-        if let Some(handle) = state.handle {
-            // KFD refuses (EBUSY) while it is mapped.
-            client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
-        }
-        state.freed = true;
-        state.handle = None;
+        self.give_up(client, &allocation, &mut state)?;
         drop(state);
-        write(&self.allocations).remove(&allocation.start());
+        self.forget(client, &allocation);
         Ok(())
+    }
+
+    /// Gives the host's part of an allocation back. After an error all is as before.
+    fn give_up(&self, client: &Client, allocation: &Allocation, state: &mut State) -> Outcome<()> {
+        if !state.mapped.is_empty() {
+            // As KFD answers (EBUSY).
+            let why = format!("{:#x} is still mapped to {} GPUs", allocation.start(), state.mapped.len());
+            return Err(Refusal::error(why));
+        }
+        match &allocation.backing {
+            Backing::Vram(part) | Backing::Unplaced(part) => part.buffer.release(client)?,
+            Backing::Imported(imported) => imported.release(client)?,
+            _ => {}
+        }
+        state.free_handles(client)?;
+        state.freed = true;
+        Ok(())
+    }
+
+    /// Takes an allocation that was given up out of the table, and then gives its place back.
+    fn forget(&self, client: &Client, allocation: &Allocation) {
+        write(&self.allocations).remove(&allocation.start());
+        match (&allocation.place, &allocation.backing) {
+            (Place::Arena(place), Backing::Piece(part)) => self.arenas.free(client, place, part),
+            (Place::Fake(fake), _) => self.give_fake_addresses(*fake),
+            _ => {}
+        }
+    }
+
+    /// Bytes of a GPU that are free in what was taken for small allocations.
+    pub fn idle(&self, gpu: GpuId) -> u64 {
+        self.arenas.available(gpu)
     }
 
     /// Whether an address is the start of an allocation.
@@ -281,23 +397,37 @@ impl Memory {
         }
         write(&self.registered).clear();
         let allocations: Vec<_> = std::mem::take(&mut *write(&self.allocations)).into_values().collect();
-        for some in allocations.chunks(16) {
+        for some in allocations.chunks(8) {
             let mut batch = client.batch();
             let mut any = false;
             for allocation in some {
                 let mut state = lock(&allocation.state);
                 state.freed = true;
-                let Some(handle) = state.handle.take() else { continue };
                 let mapped = std::mem::take(&mut state.mapped);
-                if !mapped.is_empty() {
-                    any |= batch.push::<UnmapMemory>(&BufferRequest { handle }, &mapped, 0).is_ok();
+                if let Some((handle, _)) = allocation.range() {
+                    for gpu in &mapped {
+                        let request = mapping::unmap_request(handle, allocation, *gpu);
+                        any |= batch.push::<UnmapRange>(&request, &[], 0).is_ok();
+                    }
                 }
-                any |= batch.push::<FreeMemory>(&BufferRequest { handle }, &[], 0).is_ok();
+                for handle in allocation.own_buffers(&state) {
+                    if !mapped.is_empty() && allocation.range().is_none() {
+                        any |= batch.push::<UnmapMemory>(&BufferRequest { handle }, &mapped, 0).is_ok();
+                    }
+                    any |= batch.push::<FreeMemory>(&BufferRequest { handle }, &[], 0).is_ok();
+                }
+                state.handles.clear();
             }
             if any {
                 let _ = batch.run();
             }
         }
+        for allocation in allocations {
+            if let Backing::Piece(part) = &allocation.backing {
+                let _ = part.buffer.release(client);
+            }
+        }
+        self.arenas.release_all(client);
     }
 }
 

@@ -40,6 +40,11 @@ fn require_minor(client: &Client, minor: u32) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether the host's KFD has dma-bufs of its buffers.
+pub fn require_dma_bufs(client: &Client) -> Outcome<()> {
+    require_minor(client, kfd_abi::version::minor::EXPORT_DMABUF)
+}
+
 fn now(clock: ClockId) -> Outcome<u64> {
     let time = clock_gettime(clock).map_err(|error| Refusal::error(format!("clock_gettime: {error}")))?;
     let (seconds, nanoseconds) = (u64::try_from(time.tv_sec()), u64::try_from(time.tv_nsec()));
@@ -91,11 +96,12 @@ pub fn set_trap_handler(client: &Client, gpu_id: GpuId, tba: u64, tma: u64) -> O
     Ok(())
 }
 
-/// `hsaKmtAvailableMemory`
-pub fn available_memory(client: &Client, gpu_id: GpuId) -> Outcome<u64> {
+/// `hsaKmtAvailableMemory`: what the host has, and what lies idle in this process.
+pub fn available_memory(thunk: &Thunk, gpu_id: GpuId) -> Outcome<u64> {
+    let client = &thunk.client;
     require_minor(client, minor::AVAILABLE_MEMORY)?;
     let (answer, _) = client.call::<AvailableMemory>(&GpuRequest { gpu_id, pad: 0 }, &[], 0)?;
-    Ok(answer.available)
+    Ok(answer.available.saturating_add(thunk.memory.idle(gpu_id)))
 }
 
 /// Answer to [`tile_config`].

@@ -1,6 +1,7 @@
 //! The logic over a host that keeps KFD's rules.
 
 mod kfd;
+mod vram;
 
 use hsakmt_abi::bits::BitField;
 use hsakmt_abi::event::{HsaEventDescriptor, HsaEventType};
@@ -168,7 +169,8 @@ fn vram_is_allocated_at_once_and_its_lack_is_seen() {
     kfd.free(address).unwrap();
     assert_eq!(kfd.state.lock().unwrap().vram, 1 << 30);
     let visible = [HsaMemFlags::NON_PAGED, HsaMemFlags::HOST_ACCESS];
-    assert_eq!(status(kfd.allocate(kfd.gpu_node(), 4096, &visible)), HsakmtStatus::NOT_IMPLEMENTED);
+    assert_eq!(status(kfd.allocate(kfd.gpu_node(), 4096, &visible)), HsakmtStatus::NO_MEMORY);
+    assert_eq!(kfd.state.lock().unwrap().vram, 1 << 30);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use kfd_abi::drm::amdgpu::AMDGPU_INFO_DEV_INFO;
 use virtio_kfd_protocol::calls::{AcquireVm, GetApertures, RenderInfo, SetMemoryPolicy};
 use virtio_kfd_protocol::limits::MAX_GPUS;
 use virtio_kfd_protocol::{
-    Apertures, GpuId, GpuRequest, GuestVa, Nothing, RenderInfoRequest, SetMemoryPolicyRequest,
+    Apertures, Features, GpuId, GpuRequest, GuestVa, Nothing, RenderInfoRequest, SetMemoryPolicyRequest,
 };
 use zerocopy::FromBytes;
 
@@ -98,7 +98,9 @@ impl Snapshot {
         let mut gpus = Vec::with_capacity(hosts.len());
         for (host, device) in hosts.iter().zip(devices) {
             let mut node = gpu::node(&files, *host, device.as_ref(), settings)?;
-            hide_cpu_visibility(&mut node);
+            if !client.features().contains(Features::HOST_BLOBS) {
+                hide_cpu_visibility(&mut node);
+            }
             let gpu_id = GpuId(host.gpu_id);
             let apertures = apertures.iter().find(|apertures| apertures.gpu_id == gpu_id).copied();
             let missing =
@@ -216,7 +218,7 @@ impl Snapshot {
     }
 }
 
-/// The CPU cannot map VRAM here, so all of it is private.
+/// Without a window the CPU cannot map VRAM, so all of it is private.
 fn hide_cpu_visibility(node: &mut Node) {
     for bank in &mut node.banks {
         if bank.heap_type == HsaHeapType::FRAME_BUFFER_PUBLIC {

@@ -92,10 +92,14 @@ impl FakeHost {
     }
 
     /// The same with a window of so many bytes.
-    #[allow(dead_code, reason = "the thunk's tests of VRAM")]
     pub(crate) fn with_window(self, bytes: u64) -> FakeHost {
         let features = Features::GUEST_MEMORY | Features::HOST_BLOBS;
         FakeHost { capset: Capset::announce(features, 1), window: Arc::new(Mutex::new(bytes)), ..self }
+    }
+
+    /// Bytes of the window that are free.
+    pub(crate) fn window(&self) -> Arc<Mutex<u64>> {
+        Arc::clone(&self.window)
     }
 
     fn blob(&self, size: u64) -> FakeBlob {

@@ -1,18 +1,23 @@
 //! Mapping allocations to GPUs.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
+use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
+use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::memory::AllocFlags;
-use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, MapMemory, UnmapMemory};
+use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, MapMemory, MapRange, UnmapMemory, UnmapRange};
+use virtio_kfd_protocol::limits::MAX_REQUESTS_PER_FRAME;
 use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, MapMemoryAnswer,
+    MapRangeRequest, UnmapRangeRequest,
 };
 
 use super::address::page_size;
-use super::registered::Registered;
+use super::import::{GUEST_FLAGS, Imported, Source};
+use super::registered::{Piece, Registered};
 use super::{Allocation, Backing, Host, Memory, State};
-use crate::client::Client;
+use crate::client::{Client, ClientError};
 use crate::thunk::lock::lock;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::topology::Snapshot;
@@ -32,7 +37,7 @@ impl Memory {
         let registered = lock(&allocation.state).registered.clone();
         let gpus = match host.snapshot.gpu_of(allocation.node).ok().flatten() {
             _ if !registered.is_empty() => registered,
-            Some(gpu) if matches!(allocation.backing, Backing::Vram) => host.snapshot.peers(gpu),
+            Some(gpu) if is_vram(&allocation.backing) => host.snapshot.peers(gpu),
             _ => host.snapshot.all_gpus(),
         };
         map(host.client, &allocation, &gpus).map(|()| 0)
@@ -54,6 +59,10 @@ impl Memory {
         }
         if gpus.contains(&GpuId(0)) {
             return Err(Refusal::error("the list of nodes has a node without a GPU"));
+        }
+        let allowed = lock(&allocation.state).registered.clone();
+        if !allowed.is_empty() && gpus.iter().any(|gpu| !allowed.contains(gpu)) {
+            return Err(Refusal::error("the memory is registered for other nodes"));
         }
         let superfluous: Vec<GpuId> =
             lock(&allocation.state).mapped.iter().copied().filter(|gpu| !gpus.contains(gpu)).collect();
@@ -112,9 +121,18 @@ fn map_registered(host: Host<'_>, allocation: &Arc<Allocation>, registered: &Reg
     Ok(allocation.start().saturating_add(offset))
 }
 
+fn is_vram(backing: &Backing) -> bool {
+    match backing {
+        Backing::Vram(_) | Backing::Piece(_) | Backing::Unplaced(_) => true,
+        Backing::Imported(Imported { source, .. }) => !matches!(source, Source::Guest { .. }),
+        Backing::System(_) | Backing::Private | Backing::Registered(_) | Backing::Nothing => false,
+    }
+}
+
 fn require_memory(allocation: &Arc<Allocation>) -> Outcome<()> {
-    match allocation.backing {
-        Backing::Nothing => Err(Refusal::parameter("the allocation is addresses without memory")),
+    match (&allocation.backing, &allocation.place) {
+        (Backing::Nothing, _) => Err(Refusal::parameter("the allocation is addresses without memory")),
+        (_, super::Place::Fake(_)) => Err(Refusal::parameter("the allocation is memory without an address")),
         _ => Ok(()),
     }
 }
@@ -130,33 +148,139 @@ fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome
     if missing.is_empty() {
         return Ok(());
     }
-    match (&allocation.backing, state.handle) {
-        (_, Some(handle)) => {
+    if let Some((handle, offset)) = allocation.range() {
+        let (done, result) = map_range(client, allocation, handle, offset, &missing);
+        add(&mut state, missing.iter().take(done));
+        return result;
+    }
+    if let Some(pieces) = allocation.pieces() {
+        return map_pieces(client, allocation, &mut state, &pieces, &missing);
+    }
+    match &allocation.backing {
+        Backing::Vram(part) => {
+            let handle = part.buffer.handle;
             let (answer, _) = client.call::<MapMemory>(&BufferRequest { handle }, &missing, 0)?;
             mapped(&mut state, &missing, answer)
         }
-        (backing @ (Backing::System { .. } | Backing::Registered(_)), None) => {
-            let (gpu_id, flags, resource, resource_offset) = match backing {
-                Backing::System { blob, gpu, flags } => (*gpu, flags.bits(), blob.resource(), 0),
-                Backing::Registered(it) => (it.gpu, it.flags.bits(), it.resource, it.resource_offset),
-                _ => return Ok(()),
-            };
-            let request = AllocMemoryRequest {
-                va: GuestVa(allocation.start()),
-                size: allocation.size(),
-                gpu_id,
-                flags,
-                resource,
-                pad: 0,
-                resource_offset,
-            };
-            let (handle, answer) = allocate_and_map(client, &request, &missing)?;
-            state.handle = Some(handle);
-            mapped(&mut state, &missing, answer?)
-        }
         // Nothing to do without a GPU.
-        (_, None) => Ok(()),
+        _ => Ok(()),
     }
+}
+
+/// Maps guest memory, piece by piece. What has no buffer yet gets it in the same frame.
+fn map_pieces(
+    client: &Client,
+    allocation: &Allocation,
+    state: &mut MutexGuard<'_, State>,
+    pieces: &[Piece],
+    gpus: &[GpuId],
+) -> Outcome<()> {
+    let (gpu_id, flags) = match &allocation.backing {
+        Backing::System(system) => (system.gpu, system.flags),
+        Backing::Registered(registered) => (registered.gpu, registered.flags),
+        Backing::Imported(Imported { source: Source::Guest { gpu, .. }, .. }) => (*gpu, GUEST_FLAGS),
+        _ => return Ok(()),
+    };
+    let mut va = allocation.start();
+    for (index, piece) in pieces.iter().enumerate() {
+        let answer = match state.handles.get(index) {
+            Some(handle) => {
+                let request = BufferRequest { handle: *handle };
+                client.call::<MapMemory>(&request, gpus, 0).map(|(answer, _)| answer).map_err(Refusal::from)
+            }
+            None => {
+                let request = AllocMemoryRequest {
+                    va: GuestVa(va),
+                    size: piece.size,
+                    gpu_id,
+                    flags: flags.bits(),
+                    resource: piece.resource,
+                    pad: 0,
+                    resource_offset: piece.offset,
+                };
+                allocate_and_map(client, &request, gpus).and_then(|(handle, answer)| {
+                    state.handles.push(handle);
+                    answer
+                })
+            }
+        };
+        let last = pieces.len() == 1;
+        let done = match answer {
+            // As with a single buffer of KFD: the GPUs that were reached stay.
+            Ok(answer) if last => return mapped(state, gpus, answer),
+            Ok(answer) => complete("map", gpus, answer),
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = done {
+            // All pieces or none.
+            for handle in state.handles.iter().take(index.saturating_add(1)) {
+                let _ = client.call::<UnmapMemory>(&BufferRequest { handle: *handle }, gpus, 0);
+            }
+            return Err(refusal);
+        }
+        va = va.saturating_add(piece.size);
+    }
+    add(state, gpus.iter());
+    Ok(())
+}
+
+/// GPUs in one frame, well below what a frame can have.
+const GPUS_PER_FRAME: usize = MAX_REQUESTS_PER_FRAME / 2;
+
+/// Maps a part of a buffer at the allocation's address. Gives how many of the GPUs have it.
+fn map_range(
+    client: &Client,
+    allocation: &Allocation,
+    handle: Handle,
+    offset: u64,
+    gpus: &[GpuId],
+) -> (usize, Outcome<()>) {
+    let own = !matches!(allocation.backing, Backing::Imported(_));
+    let writable = !(own && allocation.flags.is_set(HsaMemFlags::READ_ONLY));
+    let request = |gpu: &GpuId| MapRangeRequest {
+        handle,
+        offset,
+        size: allocation.size(),
+        va: GuestVa(allocation.start()),
+        gpu_id: *gpu,
+        flags: page_flags(writable).bits(),
+    };
+    each::<MapRange>(client, gpus, |gpu| request(gpu))
+}
+
+/// As KFD maps what is always executable.
+pub(super) fn page_flags(writable: bool) -> VmPageFlags {
+    let mut flags = VmPageFlags::PAGE_READABLE | VmPageFlags::PAGE_EXECUTABLE;
+    flags.set(VmPageFlags::PAGE_WRITEABLE, writable);
+    flags
+}
+
+/// What takes a part of a buffer from a GPU.
+pub(super) fn unmap_request(handle: Handle, allocation: &Allocation, gpu_id: GpuId) -> UnmapRangeRequest {
+    UnmapRangeRequest { handle, va: GuestVa(allocation.start()), size: allocation.size(), gpu_id, pad: 0 }
+}
+
+/// One call for each GPU, until one fails. Gives how many were done.
+fn each<C>(client: &Client, gpus: &[GpuId], request: impl Fn(&GpuId) -> C::Request) -> (usize, Outcome<()>)
+where
+    C: virtio_kfd_protocol::CallType<RequestTail = u8>,
+{
+    let mut done: usize = 0;
+    let mut run = |some: &[GpuId]| -> Result<(), ClientError> {
+        let mut batch = client.batch();
+        let mut tickets = Vec::with_capacity(some.len());
+        for gpu in some {
+            tickets.push(batch.push::<C>(&request(gpu), &[], 0)?);
+        }
+        let answers = batch.run()?;
+        for ticket in tickets {
+            answers.get(ticket)?;
+            done = done.saturating_add(1);
+        }
+        Ok(())
+    };
+    let result = gpus.chunks(GPUS_PER_FRAME).try_for_each(&mut run);
+    (done, result.map_err(Refusal::from))
 }
 
 /// Makes a buffer and maps it, in one frame. The outer result is the allocation's.
@@ -195,9 +319,13 @@ pub fn free_buffer(client: &Client, handle: Handle, gpus: &[GpuId]) -> Outcome<(
 /// Writes down how far a mapping came.
 fn mapped(state: &mut State, gpus: &[GpuId], answer: MapMemoryAnswer) -> Outcome<()> {
     let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());
-    state.mapped.extend(gpus.iter().take(done));
-    state.mapped_nodes = Box::default();
+    add(state, gpus.iter().take(done));
     complete("map", gpus, answer)
+}
+
+fn add<'a>(state: &mut State, gpus: impl Iterator<Item = &'a GpuId>) {
+    state.mapped.extend(gpus);
+    state.mapped_nodes = Box::default();
 }
 
 fn complete(what: &str, gpus: &[GpuId], answer: MapMemoryAnswer) -> Outcome<()> {
@@ -214,14 +342,43 @@ fn complete(what: &str, gpus: &[GpuId], answer: MapMemoryAnswer) -> Outcome<()> 
 fn unmap(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome<()> {
     let mut state = lock(&allocation.state);
     let gpus: Vec<GpuId> = gpus.iter().copied().filter(|gpu| state.mapped.contains(gpu)).collect();
-    let Some(handle) = state.handle.filter(|_| !gpus.is_empty()) else { return Ok(()) };
-    let (answer, _) = client.call::<UnmapMemory>(&BufferRequest { handle }, &gpus, 0)?;
-    let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());
+    if gpus.is_empty() {
+        return Ok(());
+    }
+    let (done, result) = match (allocation.range(), &allocation.backing) {
+        (Some((handle, _)), _) => {
+            each::<UnmapRange>(client, &gpus, |gpu| unmap_request(handle, allocation, *gpu))
+        }
+        (None, Backing::Vram(part)) => unmap_buffer(client, part.buffer.handle, &gpus),
+        (None, _) => {
+            // A buffer that a GPU does not have mapped is no error, so that a second try may begin anew.
+            let mut least = (gpus.len(), Ok(()));
+            for handle in &state.handles {
+                least = unmap_buffer(client, *handle, &gpus);
+                if least.1.is_err() {
+                    let one = state.handles.len() == 1;
+                    least.0 = if one { least.0 } else { 0 };
+                    break;
+                }
+            }
+            least
+        }
+    };
     let gone: Vec<GpuId> = gpus.iter().copied().take(done).collect();
     state.mapped.retain(|gpu| !gone.contains(gpu));
     state.mappings = 0;
     state.mapped_nodes = Box::default();
-    complete("unmap", &gpus, answer)
+    result
+}
+
+fn unmap_buffer(client: &Client, handle: Handle, gpus: &[GpuId]) -> (usize, Outcome<()>) {
+    match client.call::<UnmapMemory>(&BufferRequest { handle }, gpus, 0) {
+        Ok((answer, _)) => {
+            let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());
+            (done, complete("unmap", gpus, answer))
+        }
+        Err(error) => (0, Err(error.into())),
+    }
 }
 
 /// KFD's flags of a part of scratch memory.

@@ -4,6 +4,7 @@ use hsakmt_abi::memory::{HsaPointerInfo, HsaPointerType};
 use virtio_kfd_protocol::GpuId;
 
 use super::address::page_size;
+use super::import::Kind;
 use super::{Backing, Memory};
 use crate::thunk::lock::lock;
 use crate::thunk::refusal::{Outcome, Refusal};
@@ -41,6 +42,13 @@ impl Memory {
         match &allocation.backing {
             Backing::Nothing => {
                 info.kind = HsaPointerType::RESERVED_ADDR;
+                info.cpu_address = 0;
+            }
+            Backing::Imported(imported) => {
+                info.kind = match imported.kind {
+                    Kind::Graphics => HsaPointerType::REGISTERED_GRAPHICS,
+                    Kind::Shared => HsaPointerType::REGISTERED_SHARED,
+                };
                 info.cpu_address = 0;
             }
             Backing::Registered(registered) => {

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::memory::AllocFlags;
-use virtio_kfd_protocol::calls::FreeMemory;
-use virtio_kfd_protocol::{BufferRequest, GpuId, ResourceId};
+use virtio_kfd_protocol::{GpuId, ResourceId};
 
 use super::address::page_size;
 use super::{Allocation, Backing, Host, Memory, Place, Request, State, reserve};
@@ -16,16 +15,25 @@ use crate::client::Client;
 use crate::thunk::lock::{lock, read, write};
 use crate::thunk::refusal::{Outcome, Refusal};
 
-/// A range of the application that lies in a GUEST blob.
+/// A part of a GUEST blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The blob.
+    pub resource: ResourceId,
+    /// Where in it, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// A range of the application that lies in GUEST blobs.
 pub struct Registered {
     /// First byte, as the application named it.
     pub address: u64,
     /// Bytes, as the application named them.
     pub size: u64,
-    /// The blob.
-    pub resource: ResourceId,
-    /// Where the range's first page lies in the blob, in bytes.
-    pub resource_offset: u64,
+    /// Where its pages are, one after the other.
+    pub pieces: Vec<Piece>,
     /// The GPU in whose name KFD has the buffer.
     pub gpu: GpuId,
     /// KFD's flags, with USERPTR.
@@ -36,7 +44,7 @@ pub struct Registered {
 
 impl Registered {
     /// Bytes of the whole pages that the range lies in.
-    pub fn pages(&self) -> Option<u64> {
+    pub fn size_in_pages(&self) -> Option<u64> {
         let page = page_size();
         self.address.checked_rem(page)?.checked_add(self.size)?.checked_next_multiple_of(page)
     }
@@ -73,7 +81,7 @@ impl Memory {
         gpus: &[GpuId],
         flags: HsaMemFlags,
     ) -> Outcome<()> {
-        let size = registered.pages().filter(|pages| *pages > 0);
+        let size = registered.size_in_pages().filter(|size| *size > 0);
         let size = size.ok_or_else(|| Refusal::parameter("MemorySizeInBytes is beyond the address space"))?;
         let node = host.snapshot.node_of(registered.gpu)?;
         let request = Request { node, size, alignment: 0, flags, address: 0 };
@@ -108,33 +116,33 @@ impl Memory {
             Refusal::new(HsakmtStatus::MEMORY_NOT_REGISTERED, why)
         };
         let allocation = self.find_sized(address, 0).ok_or_else(unknown)?;
+        let mut state = lock(&allocation.state);
+        if state.freed {
+            return Err(unknown());
+        }
         match &allocation.backing {
-            Backing::Registered(registered) => {
-                let key = (registered.address, registered.size);
-                let mut state = lock(&allocation.state);
-                if state.freed {
-                    return Err(unknown());
-                }
-                if state.registrations > 1 {
-                    state.registrations = state.registrations.saturating_sub(1);
-                    return Ok(());
-                }
-                if let Some(handle) = state.handle {
-                    // KFD refuses (EBUSY) while it is mapped; AMD's library does not tell, and neither loses the range.
-                    client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
-                }
-                state.freed = true;
-                state.handle = None;
-                drop(state);
-                write(&self.registered).remove(&key);
-                write(&self.allocations).remove(&allocation.start());
+            Backing::Registered(_) if state.registrations > 1 => {
+                state.registrations = state.registrations.saturating_sub(1);
                 Ok(())
             }
+            // Of what is still mapped KFD keeps the buffer, and AMD's library the registration, without a word: it can be
+            // ended again once it is unmapped.
+            Backing::Registered(_) | Backing::Imported(_) if !state.mapped.is_empty() => Ok(()),
+            Backing::Registered(registered) => {
+                self.give_up(client, &allocation, &mut state)?;
+                drop(state);
+                write(&self.registered).remove(&(registered.address, registered.size));
+                self.forget(client, &allocation);
+                Ok(())
+            }
+            Backing::Imported(_) => {
+                self.give_up(client, &allocation, &mut state)?;
+                drop(state);
+                self.forget(client, &allocation);
+                Ok(())
+            }
+            _ if state.registered.is_empty() => Err(unknown()),
             _ => {
-                let mut state = lock(&allocation.state);
-                if state.registered.is_empty() {
-                    return Err(unknown());
-                }
                 state.register(&[]);
                 Ok(())
             }
@@ -170,16 +178,15 @@ mod tests {
         let registered = |address, size| Registered {
             address,
             size,
-            resource: ResourceId(1),
-            resource_offset: 0,
+            pieces: Vec::new(),
             gpu: GpuId(1),
             flags: AllocFlags::USERPTR,
             keep: Box::new(()),
         };
         let page = page_size();
-        assert_eq!(registered(3, 9001).pages(), Some(9004u64.next_multiple_of(page)));
-        assert_eq!(registered(page - 1, 2).pages(), Some(2 * page));
-        assert_eq!(registered(page, page).pages(), Some(page));
-        assert_eq!(registered(page, u64::MAX).pages(), None);
+        assert_eq!(registered(3, 9001).size_in_pages(), Some(9004u64.next_multiple_of(page)));
+        assert_eq!(registered(page - 1, 2).size_in_pages(), Some(2 * page));
+        assert_eq!(registered(page, page).size_in_pages(), Some(page));
+        assert_eq!(registered(page, u64::MAX).size_in_pages(), None);
     }
 }

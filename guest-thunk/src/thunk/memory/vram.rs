@@ -1,52 +1,138 @@
 //! Memory of a GPU, and addresses without memory.
 
-use std::sync::Mutex;
+use std::sync::Arc;
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
+use kfd_abi::memory::AllocFlags;
+use kfd_abi::version::minor;
 use virtio_kfd_protocol::calls::AllocMemory;
-use virtio_kfd_protocol::{AllocMemoryRequest, GuestVa, ResourceId};
+use virtio_kfd_protocol::{AllocMemoryRequest, Features, GpuId, GuestVa, ResourceId};
 
-use super::{Allocation, Backing, Host, Place, Request, State, address_size, flags, reserve};
-use crate::client::ClientError;
+use super::buffer::{Buffer, Part};
+use super::{Allocation, Backing, Host, Memory, Place, Request, address_size, arena, flags, reserve};
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::topology::Gpu;
 
-/// Allocates memory of a GPU at once, so that its lack is seen at once; or addresses alone.
-pub(super) fn allocate(host: Host<'_>, gpu: &Gpu, request: Request) -> Outcome<Allocation> {
-    let set = |flag| request.flags.is_set(flag);
-    if set(HsaMemFlags::ONLY_ADDRESS) && set(HsaMemFlags::NO_ADDRESS) {
-        return Err(Refusal::parameter("MemFlags has both OnlyAddress and NoAddress"));
-    }
-    let missing = |what| Refusal::new(HsakmtStatus::NOT_IMPLEMENTED, what);
-    if set(HsaMemFlags::NO_ADDRESS) {
-        return Err(missing("VRAM without an address"));
-    }
-    if set(HsaMemFlags::HOST_ACCESS) && !set(HsaMemFlags::ONLY_ADDRESS) {
-        return Err(missing("VRAM that the CPU can access"));
-    }
-    let reservation = reserve(host, address_size(request)?, request)?;
-    let (va, size) = (GuestVa(reservation.start()), reservation.size());
-    let allocation = |backing, handle| Allocation {
-        place: Place::Reserved(reservation),
-        backing,
-        node: request.node,
-        flags: request.flags,
-        state: Mutex::new(State { handle, ..State::default() }),
-    };
-    if set(HsaMemFlags::ONLY_ADDRESS) {
-        return Ok(allocation(Backing::Nothing, None));
-    }
-    let buffer = AllocMemoryRequest {
+/// Asks KFD for VRAM of `size` bytes, shown to GPUs as `addresses` bytes at an address, or nowhere yet where that is 0.
+pub(super) fn make_buffer(
+    host: Host<'_>,
+    gpu: GpuId,
+    flags: AllocFlags,
+    va: GuestVa,
+    addresses: u64,
+    size: u64,
+) -> Outcome<Arc<Buffer>> {
+    let request = AllocMemoryRequest {
         va,
-        size,
-        gpu_id: gpu.gpu_id,
-        flags: flags::vram(request.flags, host.settings).bits(),
+        size: addresses,
+        gpu_id: gpu,
+        flags: flags.bits(),
         resource: ResourceId(0),
         pad: 0,
         resource_offset: 0,
     };
-    let made = host.client.call::<AllocMemory>(&buffer, &[], 0);
-    let (answer, _) = made.map_err(|error: ClientError| Refusal::host(HsakmtStatus::NO_MEMORY, &error))?;
-    Ok(allocation(Backing::Vram, Some(answer.handle)))
+    let no_memory = |error| Refusal::host(HsakmtStatus::NO_MEMORY, &error);
+    let (answer, _) = host.client.call::<AllocMemory>(&request, &[], 0).map_err(no_memory)?;
+    let visible = flags.contains(AllocFlags::PUBLIC);
+    let buffer = Buffer::new(answer.handle, size, gpu, visible);
+    if visible && va.0 == 0 && answer.mappable == 0 && host.client.features().contains(Features::HOST_BLOBS) {
+        buffer.release(host.client)?;
+        let why = "the host cannot show that VRAM to the CPU";
+        return Err(Refusal::new(HsakmtStatus::NO_MEMORY, why));
+    }
+    Ok(buffer)
+}
+
+impl Memory {
+    /// Allocates memory of a GPU at once, so that its lack is seen at once; or addresses alone.
+    pub(super) fn allocate_vram(&self, host: Host<'_>, gpu: &Gpu, request: Request) -> Outcome<Allocation> {
+        let set = |flag| request.flags.is_set(flag);
+        if set(HsaMemFlags::ONLY_ADDRESS) && set(HsaMemFlags::NO_ADDRESS) {
+            return Err(Refusal::parameter("MemFlags has both OnlyAddress and NoAddress"));
+        }
+        if set(HsaMemFlags::ONLY_ADDRESS) {
+            let place = Place::Reserved(reserve(host, address_size(request)?, request)?);
+            return Ok(Allocation::new(place, Backing::Nothing, request));
+        }
+        let kfd = flags::vram(request.flags, host.settings);
+        let visible = set(HsaMemFlags::HOST_ACCESS);
+        if visible && !host.client.features().contains(Features::HOST_BLOBS) {
+            // As KFD answers where VRAM is not all visible to the CPU.
+            let why = "the CPU of this guest cannot access VRAM (the host has no window for it)";
+            return Err(Refusal::new(HsakmtStatus::NO_MEMORY, why));
+        }
+        self.with_room(host, |memory| match () {
+            () if set(HsaMemFlags::NO_ADDRESS) => memory.unplaced(host, gpu, kfd, request),
+            () if visible && is_small(host, request) => {
+                let Request { size, alignment, .. } = request;
+                let (place, part) = memory.arenas.allocate(host, gpu.gpu_id, kfd, size, alignment)?;
+                Ok(Allocation::new(Place::Arena(place), Backing::Piece(part), request))
+            }
+            () => dedicated(host, gpu, kfd, visible, request),
+        })
+    }
+
+    /// Tries again where what lies idle in arenas was in the way.
+    fn with_room<T>(&self, host: Host<'_>, allocate: impl Fn(&Memory) -> Outcome<T>) -> Outcome<T> {
+        let allocated = allocate(self);
+        match &allocated {
+            Err(refusal) if refusal.status == HsakmtStatus::NO_MEMORY && self.arenas.trim(host.client) => {
+                allocate(self)
+            }
+            _ => allocated,
+        }
+    }
+
+    /// Memory without an address: the caller gets a number that only stands for it, and maps it through libdrm.
+    fn unplaced(&self, host: Host<'_>, gpu: &Gpu, kfd: AllocFlags, request: Request) -> Outcome<Allocation> {
+        let place = self.fake_addresses(request.size)?;
+        let made = make_buffer(host, gpu.gpu_id, kfd, GuestVa(0), request.size, request.size);
+        match made {
+            Ok(buffer) => {
+                Ok(Allocation::new(Place::Fake(place), Backing::Unplaced(Part::whole(buffer)), request))
+            }
+            Err(refusal) => {
+                self.give_fake_addresses(place);
+                Err(refusal)
+            }
+        }
+    }
+}
+
+/// Whether an allocation that the CPU can see goes into an arena.
+fn is_small(host: Host<'_>, request: Request) -> bool {
+    let special = [HsaMemFlags::AQL_QUEUE_MEMORY, HsaMemFlags::CONTIGUOUS, HsaMemFlags::FIXED_ADDRESS];
+    host.client.kfd_version().1 >= minor::GEM_VA
+        && request.size < arena::DEDICATED
+        && request.alignment <= arena::ALIGN
+        && !special.into_iter().any(|flag| request.flags.is_set(flag))
+}
+
+/// A buffer of its own, and if the CPU is to see it a map of its own.
+fn dedicated(
+    host: Host<'_>,
+    gpu: &Gpu,
+    kfd: AllocFlags,
+    visible: bool,
+    request: Request,
+) -> Outcome<Allocation> {
+    let reservation = reserve(host, address_size(request)?, request)?;
+    let va = GuestVa(reservation.start());
+    // KFD shows half of an AQL ring's addresses twice.
+    let buffer = make_buffer(host, gpu.gpu_id, kfd, va, reservation.size(), request.size)?;
+    let part = Part::whole(buffer);
+    if visible {
+        let shown = part.blob(host.client).and_then(|blob| {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped = blob.map_fixed(va, request.size, protection);
+            mapped.map_err(|error| Refusal::error(error.to_string()))
+        });
+        if let Err(refusal) = shown {
+            part.buffer.release(host.client)?;
+            return Err(Refusal { status: HsakmtStatus::NO_MEMORY, ..refusal });
+        }
+        reservation.keep_from_children();
+    }
+    Ok(Allocation::new(Place::Reserved(reservation), Backing::Vram(part), request))
 }

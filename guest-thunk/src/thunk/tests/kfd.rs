@@ -7,8 +7,9 @@ use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
 use virtio_kfd_protocol::topology::{TopologyFile, pack};
 use virtio_kfd_protocol::{
-    AllocMemoryAnswer, AllocMemoryRequest, Apertures, Call, CreateEventAnswer, EventId, GpuId, Handle,
-    MapMemoryAnswer, Nothing, Request, Status, TopologyReadAnswer, WaitEvent, WaitEventsAnswer,
+    AllocMemoryAnswer, AllocMemoryRequest, Apertures, AvailableMemoryAnswer, Call, CreateEventAnswer,
+    EventId, GpuId, Handle, MapMemoryAnswer, MapRangeRequest, Nothing, Request, ShareMemoryAnswer,
+    ShareToken, Status, TopologyReadAnswer, WaitEvent, WaitEventsAnswer,
 };
 
 use crate::client::Client;
@@ -38,6 +39,8 @@ pub struct Buffer {
 pub struct State {
     /// Calls by frame, since the last look.
     pub frames: Vec<Vec<Call>>,
+    /// Parts of buffers that GPUs have mapped.
+    pub ranges: Vec<MapRangeRequest>,
     /// Buffers by slot.
     pub buffers: BTreeMap<u32, Buffer>,
     /// Bytes of VRAM that can still be allocated.
@@ -57,20 +60,27 @@ pub struct Kfd {
     pub state: Arc<Mutex<State>>,
     /// The thunk, with a topology.
     pub thunk: Thunk,
+    /// Bytes of the window that are free.
+    pub window: Arc<Mutex<u64>>,
 }
 
 impl Kfd {
-    /// Connects and takes a snapshot.
+    /// Connects and takes a snapshot. The CPU cannot see VRAM.
     pub fn new() -> Kfd {
+        Kfd::with_window(0)
+    }
+
+    /// The same with a window of so many bytes, if any.
+    pub fn with_window(bytes: u64) -> Kfd {
         let state = Arc::new(Mutex::new(State { vram: 1 << 30, map_limit: 64, ..State::default() }));
         let host = Arc::clone(&state);
-        let client = Client::over(Box::new(FakeHost::new(move |_, frame| {
-            Fate::Answer(host.lock().unwrap().frame(frame))
-        })));
-        let thunk = Thunk::new(client.unwrap(), Settings::default());
+        let host = FakeHost::new(move |_, frame| Fate::Answer(host.lock().unwrap().frame(frame)));
+        let host = if bytes > 0 { host.with_window(bytes) } else { host };
+        let window = host.window();
+        let thunk = Thunk::new(Client::over(Box::new(host)).unwrap(), Settings::default());
         thunk.acquire_snapshot().unwrap();
         state.lock().unwrap().frames.clear();
-        Kfd { state, thunk }
+        Kfd { state, thunk, window }
     }
 
     /// The frames since the last time.
@@ -156,14 +166,20 @@ impl State {
                 }
                 let overlap = |buffer: &Buffer| {
                     let other = &buffer.request;
-                    fixed.va.0 < other.va.0 + other.size && other.va.0 < fixed.va.0 + fixed.size
+                    (fixed.va.0 != 0 && other.va.0 != 0)
+                        && fixed.va.0 < other.va.0 + other.size
+                        && other.va.0 < fixed.va.0 + fixed.size
                 };
                 assert!(!self.buffers.values().any(overlap), "two buffers at one address");
                 self.made += 1;
                 let handle = Handle::new(self.made, 1);
                 *made.last_mut().unwrap() = handle;
                 self.buffers.insert(self.made, Buffer { request: fixed, mapped: Vec::new() });
-                answer.push::<AllocMemory>(header, &AllocMemoryAnswer { handle, mappable: 0, pad: 0 }, &[]);
+                answer.push::<AllocMemory>(
+                    header,
+                    &AllocMemoryAnswer { handle, mappable: fixed.flags >> 29 & 1, pad: 0 },
+                    &[],
+                );
             }
             Request::MapMemory { fixed, tail } => {
                 let limit = self.map_limit;
@@ -183,7 +199,45 @@ impl State {
                 let n_success = tail.len() as u32;
                 answer.push::<UnmapMemory>(header, &MapMemoryAnswer { n_success, errno: 0 }, &[]);
             }
+            Request::MapRange { fixed, .. } => {
+                let limit = self.map_limit;
+                let size = self.buffer(fixed.handle, made)?.request.size;
+                // amdgpu_vm_bo_map: within the buffer, and over nothing that is mapped.
+                let end = fixed.va.0 + fixed.size;
+                let overlap = |other: &MapRangeRequest| {
+                    other.gpu_id == fixed.gpu_id && fixed.va.0 < other.va.0 + other.size && other.va.0 < end
+                };
+                if fixed.size == 0
+                    || fixed.offset + fixed.size > size
+                    || self.ranges.iter().any(overlap)
+                    || self.ranges.len() >= limit
+                {
+                    return Err(EINVAL);
+                }
+                self.ranges.push(fixed);
+                answer.push::<MapRange>(header, &Nothing {}, &[]);
+            }
+            Request::UnmapRange { fixed, .. } => {
+                let same = |range: &MapRangeRequest| {
+                    (range.handle, range.va, range.size, range.gpu_id)
+                        == (fixed.handle, fixed.va, fixed.size, fixed.gpu_id)
+                };
+                let place = self.ranges.iter().position(same).ok_or(EINVAL)?;
+                self.ranges.remove(place);
+                answer.push::<UnmapRange>(header, &Nothing {}, &[]);
+            }
+            Request::AvailableMemory { .. } => {
+                let available = AvailableMemoryAnswer { available: self.vram };
+                answer.push::<AvailableMemory>(header, &available, &[]);
+            }
+            Request::ShareMemory { fixed, .. } => {
+                let token =
+                    ShareToken(ShareToken::BIT | u64::from(fixed.handle.index()) << 32 | fixed.offset);
+                answer.push::<ShareMemory>(header, &ShareMemoryAnswer { token }, &[]);
+            }
             Request::FreeMemory { fixed, .. } => {
+                let handle = fixed.handle;
+                assert!(!self.ranges.iter().any(|range| range.handle == handle), "still mapped in part");
                 if !self.buffer(fixed.handle, made)?.mapped.is_empty() {
                     return Err(EBUSY);
                 }
