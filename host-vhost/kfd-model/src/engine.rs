@@ -19,6 +19,7 @@ pub mod failure;
 pub mod memory;
 pub mod pm4;
 mod ring;
+pub mod runner;
 pub mod sdma;
 pub mod signal;
 mod transfer;
