@@ -4,6 +4,7 @@ mod event;
 mod memory;
 mod open;
 mod process;
+mod queue;
 mod render;
 mod topology;
 
@@ -11,6 +12,7 @@ pub use event::*;
 pub use memory::*;
 pub use open::*;
 pub use process::*;
+pub use queue::*;
 pub use render::*;
 pub use topology::*;
 

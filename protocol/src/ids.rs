@@ -95,3 +95,8 @@ pub struct ResourceId(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct EventId(pub u32);
+
+/// KFD's id of a queue. Its scope is the worker's KFD process, which belongs to one guest process alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct QueueId(pub u32);

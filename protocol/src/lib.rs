@@ -23,6 +23,6 @@ pub mod version;
 
 pub use call::*;
 pub use calls::{CALLS, Call, CallInfo, CallType, Request, Ring};
-pub use ids::{EventId, GpuId, GuestVa, Handle, ResourceId, ShareToken};
+pub use ids::{EventId, GpuId, GuestVa, Handle, QueueId, ResourceId, ShareToken};
 pub use status::Status;
 pub use version::{Capset, Features, HandshakeError};

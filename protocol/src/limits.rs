@@ -49,3 +49,9 @@ pub const MAX_BLOB_RUNS: usize = 32 * 1024;
 
 /// Most buffers, or pieces of buffers, that a context can share with others at a time. Each holds a descriptor on the host.
 pub const MAX_SHARES: usize = 256;
+
+/// Most words of a mask of compute units (the kernel drops what is beyond 1024 bits).
+pub const MAX_CU_MASK_WORDS: usize = 32;
+
+/// Most bytes of a queue's control stack in one answer.
+pub const MAX_CONTROL_STACK_BYTES: usize = 96 * 1024;

@@ -158,6 +158,17 @@ impl Run<'_> {
             Request::WaitEvents { fixed, tail } => {
                 self.answer::<calls::WaitEvents>(raw, event::wait_events(context, &fixed, &tail))
             }
+            Request::CreateQueue { .. }
+            | Request::DestroyQueue { .. }
+            | Request::UpdateQueue { .. }
+            | Request::SetCuMask { .. }
+            | Request::GetQueueWaveState { .. }
+            | Request::AllocQueueGws { .. }
+            | Request::DoorbellPage { .. }
+            | Request::RingDoorbells { .. }
+            | Request::WaitDoorbells { .. } => {
+                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "queues are not written yet"))
+            }
             Request::RenderVersion { fixed, .. } => {
                 self.answer::<calls::RenderVersion>(raw, render::render_version(context, &fixed))
             }
