@@ -3,10 +3,14 @@
 //! The descriptor of a render node *is* the memfd of its GPU's arena, and the mmap offset of a buffer is its
 //! offset in that file. So whoever holds the descriptor can map a buffer without the model's help: a VMM that
 //! got the descriptor by SCM_RIGHTS maps it with the offset that the kernel's interface would have given.
+//!
+//! A range can be in use outside of the model: by a dma-buf, by a map of the CPU, in this process or another.
+//! Whoever uses one has an open file description of its own with a shared lock on the range's bytes, so that the end
+//! of the last use is seen ([`Arena::is_used_elsewhere`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,11 +19,25 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::locks;
+
 /// Page size of the GPU and of the CPU.
 pub const PAGE: u64 = 4096;
 
 /// The first range starts here, so that no valid offset is 0.
 const FIRST_OFFSET: u64 = 1 << 20;
+
+/// Behind all ranges: what other processes have to know of them ([`crate::dmabuf`]), [`NOTE_SIZE`] bytes for each page.
+/// Arenas are smaller than this.
+pub const NOTES: u64 = 1 << 45;
+
+/// Bytes of a note.
+pub const NOTE_SIZE: u64 = 512;
+
+/// Where the note of the range that starts at `offset` lies.
+pub fn note_at(offset: u64) -> Option<u64> {
+    (offset / PAGE).checked_mul(NOTE_SIZE)?.checked_add(NOTES)
+}
 
 /// Rounds up to whole pages; `None` when that leaves 64 bits.
 pub fn page_align(bytes: u64) -> Option<u64> {
@@ -40,10 +58,15 @@ impl Arena {
     /// What `memfd_create` and `ftruncate` answer.
     pub fn new(name: &str, capacity: u64) -> Result<Self> {
         let descriptor = memfd_create(name, MFdFlags::MFD_CLOEXEC)?;
-        let end = FIRST_OFFSET.checked_add(capacity).ok_or(Errno::ENOMEM)?;
+        let end = FIRST_OFFSET.checked_add(capacity).filter(|end| *end <= NOTES).ok_or(Errno::ENOMEM)?;
         let file = File::from(descriptor);
-        file.set_len(end).map_err(|error| errno(&error))?;
+        file.set_len(note_at(end).ok_or(Errno::ENOMEM)?).map_err(|error| errno(&error))?;
         Ok(Self { file, ranges: Mutex::new(Ranges::new(FIRST_OFFSET, end)) })
+    }
+
+    /// The arena of another process, of which this one uses what it has a lock on. Nothing can be taken from it.
+    pub fn of_another(file: File) -> Self {
+        Self { file, ranges: Mutex::new(Ranges::new(0, 0)) }
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {
@@ -94,12 +117,27 @@ impl Arena {
     /// # Errors
     /// `EMFILE` and the like.
     pub fn open(&self) -> Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        match File::options().read(true).write(true).open(path) {
+        match reopen(&self.file, true) {
             Ok(file) => Ok(file.into()),
             Err(_) => self.descriptor(),
         }
+    }
+
+    /// A descriptor with an open file description of its own, which keeps a range from being reused until its last
+    /// copy is closed and its last map is gone.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like; `ENOENT` without `/proc`.
+    pub fn open_range(&self, offset: u64, length: u64, writable: bool) -> Result<OwnedFd> {
+        let file = reopen(&self.file, writable)?;
+        locks::share(&file, offset, length)?;
+        Ok(file.into())
+    }
+
+    /// Whether a range is in use by anything that [`Self::open_range`] gave out, in any process.
+    pub fn is_used_elsewhere(&self, offset: u64, length: u64) -> bool {
+        // What cannot be told is taken as used: the range is then lost, and nothing else.
+        locks::held_elsewhere(&self.file, offset, length).unwrap_or(true)
     }
 
     /// Another descriptor of the same open file description, for a map.
@@ -119,6 +157,15 @@ impl Arena {
         let status = nix::sys::stat::fstat(&self.file)?;
         Ok((status.st_dev, status.st_ino))
     }
+}
+
+/// Opens a file of this process again, for an open file description of its own.
+///
+/// # Errors
+/// `EMFILE` and the like; `ENOENT` without `/proc`.
+pub fn reopen(file: impl AsFd, writable: bool) -> Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    File::options().read(true).write(writable).open(path).map_err(|error| errno(&error))
 }
 
 fn errno(error: &std::io::Error) -> Errno {
@@ -197,6 +244,21 @@ mod tests {
         ranges.take(PAGE).unwrap();
         ranges.give(first, PAGE);
         assert_ne!(ranges.take(PAGE), Some(first));
+    }
+
+    #[test]
+    fn a_range_is_in_use_until_its_last_descriptor_is_closed() {
+        let arena = Arena::new("test", 16 * PAGE).unwrap();
+        let offset = arena.allocate(2 * PAGE).unwrap();
+        assert!(!arena.is_used_elsewhere(offset, 2 * PAGE));
+        let used = arena.open_range(offset, 2 * PAGE, false).unwrap();
+        let copy = used.try_clone().unwrap();
+        assert!(arena.is_used_elsewhere(offset, 2 * PAGE));
+        assert!(!arena.is_used_elsewhere(offset + 2 * PAGE, PAGE), "others are not");
+        drop(used);
+        assert!(arena.is_used_elsewhere(offset, 2 * PAGE));
+        drop(copy);
+        assert!(!arena.is_used_elsewhere(offset, 2 * PAGE));
     }
 
     #[test]

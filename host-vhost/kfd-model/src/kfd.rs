@@ -5,7 +5,7 @@
 //! | call | kernel | here |
 //! |---|---|---|
 //! | CREATE_QUEUE, after all checks of its arguments | makes a queue | `EOPNOTSUPP`: no engine yet |
-//! | IMPORT_DMABUF and EXPORT_DMABUF, after all checks of their arguments | dma-bufs | `EOPNOTSUPP` |
+//! | EXPORT_DMABUF of doorbells and registers | a dma-buf | `EPERM` |
 //! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
 //! | SVM in a kernel that has it | ranges | `EOPNOTSUPP`; the node's capability says that there is none |
 //! | DBG_TRAP on a process | the debugger | `EOPNOTSUPP` |
@@ -17,16 +17,19 @@
 //! | ALLOC_MEMORY_OF_GPU | buffers without limit | 262144 for each GPU, then `ENOMEM` |
 //! | ALLOC_MEMORY_OF_GPU of read-only user memory | `EPERM` | works; a write of the GPU faults |
 //! | user memory that is unmapped later | GPU queues stop, its pages are mapped again when it is back | an access faults |
-//! | freed memory that is still mapped by the CPU | stays until the last map is gone | shows zeros, later other memory |
+//! | freed memory that a VMM still maps by the render node's descriptor alone | stays until the last map is gone | shows zeros, later other memory |
+//! | memory that outlives the process that made it | counts until it is gone | counts until that process is gone |
 //! | ACQUIRE_VM with another GPU's render node | takes it | `EINVAL` |
-//! | VRAM and system memory in use | counted for the machine | counted for the process |
+//! | VRAM and system memory in use | KFD's buffers for the machine | those of the render nodes too, for the processes that share a machine ([`crate::shared_machine`]) |
 
 mod device;
+mod dmabuf;
 mod event;
 mod memory;
 mod queue;
 
-pub(crate) use memory::{doorbells, mmio};
+pub(crate) use dmabuf::find as find_dmabuf;
+pub(crate) use memory::{doorbells, mmio, take_piece};
 
 use kfd_abi::kfd::{IOCTLS, nr};
 use kfd_abi::{ioctl, version};
@@ -34,10 +37,11 @@ use kfd_seam::{Exchange, FileId, Request, Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::dmabuf::DmaBuf;
 use crate::process::Process;
 
 /// What a descriptor of the process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Descriptor {
     /// A render node.
     Render {
@@ -46,11 +50,13 @@ pub enum Descriptor {
         /// Index of its GPU.
         gpu: usize,
     },
+    /// A dma-buf.
+    DmaBuf(Box<DmaBuf>),
     /// Something else.
     Other,
 }
 
-/// The descriptors of the process, for ACQUIRE_VM, which names a render node by its descriptor.
+/// The descriptors of the process, for calls that name a render node or a dma-buf by its descriptor.
 pub trait DescriptorTable {
     /// What an open descriptor is; `None` when it is not open.
     fn find(&self, descriptor: u32) -> Option<Descriptor>;

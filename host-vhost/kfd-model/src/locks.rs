@@ -34,6 +34,22 @@ pub fn wait(file: impl AsFd, start: u64, length: u64) -> Result<()> {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&range(libc::F_WRLCK, start, length)?)).map(|_| ())
 }
 
+/// Takes a lock against the exclusive ones, which any number of descriptions can have.
+///
+/// # Errors
+/// `EAGAIN` when another description has an exclusive one in the way.
+pub fn share(file: impl AsFd, start: u64, length: u64) -> Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, start, length)?)).map(|_| ())
+}
+
+/// Gives a lock back.
+///
+/// # Errors
+/// What `fcntl` answers.
+pub fn give(file: impl AsFd, start: u64, length: u64) -> Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, start, length)?)).map(|_| ())
+}
+
 /// Whether another description has any lock on these bytes.
 ///
 /// # Errors

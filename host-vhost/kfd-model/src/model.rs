@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kfd_abi::drm;
 use kfd_abi::event::HsaMemoryExceptionData;
@@ -17,12 +17,14 @@ use nix::errno::Errno;
 use nix::libc;
 
 use crate::arena::{PAGE, page_align};
-use crate::descriptors;
+use crate::descriptors::{self, Examined};
 use crate::kfd::{self, Descriptor, DescriptorTable};
 use crate::machine::Machine;
-use crate::process::Process;
+use crate::process::{DrmFile, Process};
 use crate::profile::{Profile, ProfileError};
-use crate::space::{Backing, Fault};
+use crate::render::RenderFile;
+use crate::shared_machine::{MACHINE_VARIABLE, SharedMachine};
+use crate::space::Fault;
 use crate::topology::Topology;
 use crate::tree::Tree;
 use crate::{debug, render, sysfs};
@@ -39,6 +41,14 @@ pub enum ModelError {
     /// The memory files could not be made.
     #[error("cannot make the memory of the KFD model: {0}")]
     Memory(#[from] Errno),
+    /// The machine that is shared with other processes cannot be used.
+    #[error("{MACHINE_VARIABLE}: cannot use {}: {error}", path.display())]
+    Machine {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// The debug mailbox could not be made.
     #[error("{}: cannot make a mailbox in {}: {error}", debug::DEBUG_VARIABLE, directory.display())]
     Mailbox {
@@ -76,12 +86,16 @@ enum OpenFile {
 
 impl Model {
     /// The model that the environment variable [`crate::profile::PROFILE_VARIABLE`] names, with a mailbox in the
-    /// directory that [`debug::DEBUG_VARIABLE`] names.
+    /// directory that [`debug::DEBUG_VARIABLE`] names and on the machine that [`MACHINE_VARIABLE`] names, if they do.
     ///
     /// # Errors
     /// See [`ModelError`].
     pub fn from_environment() -> core::result::Result<Self, ModelError> {
-        let mut model = Self::new(Profile::from_environment()?)?;
+        let profile = Profile::from_environment()?;
+        let mut model = match std::env::var_os(MACHINE_VARIABLE).filter(|name| !name.is_empty()) {
+            Some(path) => Self::sharing(profile, &Machine::running(), Path::new(&path))?,
+            None => Self::new(profile)?,
+        };
         if let Some(directory) = std::env::var_os(debug::DEBUG_VARIABLE).filter(|name| !name.is_empty()) {
             model.open_mailbox(Path::new(&directory))?;
         }
@@ -112,8 +126,34 @@ impl Model {
     /// [`ModelError::Memory`].
     pub fn on(profile: Profile, machine: &Machine) -> core::result::Result<Self, ModelError> {
         let topology = Topology::new(&profile, machine);
+        Self::with(profile, topology, machine, None)
+    }
+
+    /// A model of a profile on a machine whose memory is counted together with that of other processes, by the file
+    /// `path` ([`crate::shared_machine`]).
+    ///
+    /// # Errors
+    /// [`ModelError::Memory`], [`ModelError::Machine`].
+    pub fn sharing(
+        profile: Profile,
+        machine: &Machine,
+        path: &Path,
+    ) -> core::result::Result<Self, ModelError> {
+        let topology = Topology::new(&profile, machine);
+        let gpu_ids: Vec<u32> = topology.gpu_nodes().map(|node| node.gpu_id).collect();
+        let failed = |error| ModelError::Machine { path: path.to_owned(), error };
+        let shared = SharedMachine::join(path, &gpu_ids).map_err(failed)?;
+        Self::with(profile, topology, machine, Some(shared))
+    }
+
+    fn with(
+        profile: Profile,
+        topology: Topology,
+        machine: &Machine,
+        shared: Option<SharedMachine>,
+    ) -> core::result::Result<Self, ModelError> {
         let tree = sysfs::build(&profile, &topology);
-        let process = Arc::new(Process::new(&profile, &topology, machine)?);
+        let process = Arc::new(Process::new(&profile, &topology, machine, shared)?);
         let foreign = AtomicBool::new(false);
         Ok(Self { profile, topology, tree, process, files: Mutex::default(), foreign, mailbox: None })
     }
@@ -198,21 +238,25 @@ impl Model {
 
     /// `drm_gem_mmap`, `amdgpu_gem_object_mmap`. `length` is in whole pages.
     fn map_render(&self, file: FileId, index: usize, request: &MapRequest, length: u64) -> Result<MapSource> {
-        let device = self.process.devices.get(index).ok_or(Errno::ENODEV)?;
         let mut state = self.process.state();
         let own = state.device(index)?;
-        let number = own.by_offset.get(&request.offset).ok_or(Errno::EINVAL)?;
-        let buffer = own.buffers.get(*number).filter(|buffer| length <= buffer.size).ok_or(Errno::EINVAL)?;
-        // Buffers belong to the open file whose address space the process took.
-        if own.drm_file != Some(file) {
+        let object = own.objects.get(&request.offset).and_then(Weak::upgrade).ok_or(Errno::EINVAL)?;
+        if length > object.size {
+            return Err(Errno::EINVAL);
+        }
+        // KFD's buffers can be mapped through the open file whose address space the process took, others through
+        // those that have a handle.
+        if !state.drm_files.get(&file).is_some_and(|drm| drm.allows(object.id)) {
             return Err(Errno::EACCES);
         }
-        let Backing::Arena { offset, .. } = &buffer.backing else { return Err(Errno::EPERM) };
+        let (arena, offset) = object.mappable().ok_or(Errno::EPERM)?;
         // TTM has no private mappings; those without any access reserve addresses and are let through.
         if request.flags & libc::MAP_SHARED == 0 && request.protection != libc::PROT_NONE {
             return Err(Errno::EINVAL);
         }
-        Ok(MapSource { file: device.arena.descriptor()?, offset: *offset })
+        // The map keeps the memory as long as it lasts. Without /proc it cannot.
+        let source = arena.open_range(offset, object.size, true).or_else(|_| arena.descriptor())?;
+        Ok(MapSource { file: source, offset })
     }
 }
 
@@ -221,13 +265,16 @@ fn makes_memory(file: OpenFile, request: u32) -> bool {
     let number = Request(request).number();
     match file {
         OpenFile::Kfd => matches!(number, nr::ALLOC_MEMORY_OF_GPU | nr::IMPORT_DMABUF),
-        OpenFile::Render(_) => number == drm::nr::AMDGPU_GEM_VA,
+        OpenFile::Render(_) => number == drm::nr::AMDGPU_GEM_VA || number == drm::nr::AMDGPU_GEM_CREATE,
     }
 }
 
 impl DescriptorTable for Model {
     fn find(&self, descriptor: u32) -> Option<Descriptor> {
-        let (identity, mark) = descriptors::examine(descriptor).ok()?;
+        let (identity, mark) = match descriptors::examine(descriptor).ok()? {
+            Examined::DmaBuf(found) => return Some(Descriptor::DmaBuf(found)),
+            Examined::File(identity, mark) => (identity, mark),
+        };
         let gpu = self.process.devices.iter().position(|device| device.arena.identity() == Ok(identity));
         let found =
             gpu.zip(mark).filter(|(gpu, file)| self.files().open.get(file) == Some(&OpenFile::Render(*gpu)));
@@ -265,20 +312,25 @@ impl KfdService for Model {
         let file = FileId(files.last);
         descriptors::mark(&descriptor, file)?;
         files.open.insert(file, open);
+        drop(files);
+        if let OpenFile::Render(gpu) = open {
+            self.process.state().drm_files.insert(file, DrmFile::new(gpu));
+        }
         Ok(Opened { file, descriptor })
     }
 
     fn ioctl(&self, file: FileId, request: u32, argument: UserPtr) -> Result<i32> {
-        let file = self.file(file)?;
+        let open = self.file(file)?;
         if let Some(mailbox) = &self.mailbox
-            && makes_memory(file, request)
+            && makes_memory(open, request)
         {
             mailbox.start(&self.process);
         }
-        match file {
+        match open {
             OpenFile::Kfd => kfd::ioctl(&self.process, self, request, argument),
             OpenFile::Render(index) => {
-                render::ioctl(&self.process, index, self.profile.kernel.drm_minor, request, argument)
+                let node = RenderFile { file, index, drm_minor: self.profile.kernel.drm_minor };
+                render::ioctl(&self.process, self, node, request, argument)
             }
         }
     }
@@ -296,6 +348,7 @@ impl KfdService for Model {
     fn release(&self, file: FileId) {
         if !self.foreign.load(Ordering::Relaxed) {
             self.files().open.remove(&file);
+            self.process.close_drm_file(file);
         }
     }
 

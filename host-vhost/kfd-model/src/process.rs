@@ -1,18 +1,23 @@
 //! A KFD process: what amdkfd keeps for one address space (`struct kfd_process` and its per-GPU data).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use kfd_abi::memory::AllocFlags;
 use kfd_seam::{FileId, Result};
 use nix::errno::Errno;
 
 use crate::arena::{Arena, PAGE};
+use crate::dmabuf::{self, DmaBuf};
 use crate::events::Events;
 use crate::ids::Ids;
+use crate::ledger::{Ledger, Limits};
 use crate::machine::Machine;
+use crate::object::{Content, Graveyard, OBJECT_FLAGS, Object};
 use crate::profile::{Gpu, Profile};
-use crate::space::{AddressSpace, Backing, Fault};
+use crate::shared_machine::SharedMachine;
+use crate::space::{AddressSpace, Fault};
 use crate::topology::Topology;
 
 /// Buffers that a process can have on one GPU. The kernel sets no limit but memory.
@@ -20,9 +25,6 @@ pub const MAX_BUFFERS: u32 = 1 << 18;
 
 /// `AMDGPU_VM_RESERVED_VRAM`.
 pub const RESERVED_VRAM: u64 = 8 << 20;
-
-/// `VRAM_AVAILABLITY_ALIGN`.
-const VRAM_AVAILABILITY_ALIGN: u64 = 2 << 20;
 
 /// `AMDGPU_RESERVE_MEM_LIMIT`.
 const SYSTEM_MEMORY_RESERVE: u64 = 3 << 29;
@@ -47,8 +49,10 @@ pub struct Process {
     pub svm: bool,
     /// GPUs reach each other over PCIe (`CONFIG_HSA_AMD_P2P`).
     pub p2p: bool,
-    /// System memory limits.
-    pub limits: Limits,
+    /// Memory in use.
+    pub ledger: Arc<Ledger>,
+    /// Memory that is in use outside of the model alone.
+    pub graveyard: Arc<Graveyard>,
     state: Mutex<State>,
 }
 
@@ -87,10 +91,60 @@ pub struct State {
     pub runtime_enabled: bool,
     /// Recoverable page faults are on.
     pub xnack: bool,
-    /// System memory in use: of the driver and of the process.
-    pub system_used: u64,
-    /// System memory in use that the driver allocated.
-    pub driver_used: u64,
+    /// Open render nodes.
+    pub drm_files: BTreeMap<FileId, DrmFile>,
+    /// Objects that were made for other processes' memory, or another GPU's: by arena, offset, and the GPU that took
+    /// them.
+    imported: BTreeMap<((u64, u64), u64, usize), Weak<Object>>,
+}
+
+/// An open render node (`struct drm_file`, `struct amdgpu_fpriv`).
+#[derive(Debug)]
+pub struct DrmFile {
+    /// Index of its GPU.
+    pub gpu: usize,
+    /// GEM handles.
+    pub handles: Ids<Arc<Object>>,
+    /// The handle of each object that has one.
+    pub by_object: BTreeMap<u64, u32>,
+    /// Objects that may be mapped through it by the CPU, and how often that was allowed (`drm_vma_node_allow`).
+    allowed: BTreeMap<u64, u32>,
+    /// Its page table, until the process takes it (ACQUIRE_VM): then it is [`Device::space`].
+    pub space: AddressSpace,
+}
+
+impl DrmFile {
+    /// A fresh one.
+    pub fn new(gpu: usize) -> Self {
+        Self {
+            gpu,
+            handles: Ids::starting_at(1),
+            by_object: BTreeMap::new(),
+            allowed: BTreeMap::new(),
+            space: AddressSpace::default(),
+        }
+    }
+
+    /// Lets the CPU map an object through it.
+    pub fn allow(&mut self, object: u64) {
+        let count = self.allowed.entry(object).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// Takes one [`Self::allow`] back.
+    pub fn revoke(&mut self, object: u64) {
+        if let Some(count) = self.allowed.get_mut(&object) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.allowed.remove(&object);
+            }
+        }
+    }
+
+    /// Whether the CPU may map an object through it.
+    pub fn allows(&self, object: u64) -> bool {
+        self.allowed.contains_key(&object)
+    }
 }
 
 /// What a process has on one GPU.
@@ -100,8 +154,8 @@ pub struct DeviceState {
     pub drm_file: Option<FileId>,
     /// Buffers by the low half of their handle.
     pub buffers: Ids<Buffer>,
-    /// Numbers of buffers by their mmap offset.
-    pub by_offset: BTreeMap<u64, u32>,
+    /// Objects by their mmap offset.
+    pub objects: BTreeMap<u64, Weak<Object>>,
     /// Offset of the doorbell slice.
     pub doorbells: Option<u64>,
     /// Offset of the page of remapped registers.
@@ -114,71 +168,67 @@ pub struct DeviceState {
     pub scratch_base: u64,
     /// Trap handler: code and memory.
     pub trap_handler: (u64, u64),
-    /// VRAM in use.
-    pub vram_used: u64,
-    /// VRAM in use, each buffer rounded up to 2 MiB.
-    pub vram_used_aligned: u64,
     /// Fake mmap offsets for buffers without memory of the model.
     pub next_fake_offset: u64,
+    /// Number of objects at which those that are gone are taken out.
+    next_cleaning: usize,
 }
 
-/// A buffer (`struct kgd_mem`).
-#[derive(Clone, Debug)]
+/// A buffer of KFD (`struct kgd_mem`).
+#[derive(Debug)]
 pub struct Buffer {
     /// GPU address.
     pub va: u64,
-    /// Size in bytes, whole pages. An AQL ring appears twice in a row at `va`.
-    pub size: u64,
+    /// What it is. An AQL ring appears twice in a row at `va`.
+    pub object: Arc<Object>,
     /// How it was allocated.
     pub flags: AllocFlags,
-    /// What it is made of.
-    pub backing: Backing,
-    /// Offset for `mmap`.
-    pub mmap_offset: u64,
+    /// Indices of the GPUs in whose page tables it was (`kfd_mem_attach`), mapped now or not.
+    pub attached: Vec<usize>,
     /// Indices of the GPUs that have it mapped.
     pub mapped: Vec<usize>,
 }
 
 impl Buffer {
+    /// One that no GPU has mapped.
+    pub fn new(va: u64, object: Arc<Object>, flags: AllocFlags) -> Self {
+        Self { va, object, flags, attached: Vec::new(), mapped: Vec::new() }
+    }
+
     /// An AQL ring that appears twice.
     pub fn is_doubled(&self) -> bool {
         self.flags.contains(AllocFlags::AQL_QUEUE_MEM)
     }
 }
 
-/// Limits on system memory (`amdgpu_amdkfd_gpuvm_init_mem_limits`), in bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// All system memory for GPUs.
-    pub system: u64,
-    /// What the driver itself allocates (half of the memory, TTM's default).
-    pub driver: u64,
-    /// What the page tables may need on each GPU.
-    pub page_tables: u64,
-}
-
-impl Limits {
-    fn new(machine: &Machine, profile: &Profile) -> Self {
-        let memory = machine.memory_bytes();
-        let mut system = memory - (memory >> 6);
-        if system < 2 * SYSTEM_MEMORY_RESERVE {
-            system >>= 1;
-        } else {
-            system -= SYSTEM_MEMORY_RESERVE;
-        }
-        let vram = profile.gpu.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.memory.vram_bytes()));
-        let page_tables = (memory.saturating_add(vram) >> 14).max(RESERVED_VRAM);
-        Self { system, driver: memory / 2, page_tables }
+/// `amdgpu_amdkfd_gpuvm_init_mem_limits`, and what `ESTIMATE_PT_SIZE` leaves of each GPU's VRAM.
+fn limits(machine: &Machine, profile: &Profile, gpus: &[Gpu]) -> Limits {
+    let memory = machine.memory_bytes();
+    let mut system = memory - (memory >> 6);
+    if system < 2 * SYSTEM_MEMORY_RESERVE {
+        system >>= 1;
+    } else {
+        system -= SYSTEM_MEMORY_RESERVE;
     }
+    let vram = profile.gpu.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.memory.vram_bytes()));
+    let page_tables = (memory.saturating_add(vram) >> 14).max(RESERVED_VRAM);
+    let vram = gpus.iter().map(|gpu| gpu.memory.vram_bytes().saturating_sub(page_tables)).collect();
+    Limits { system, driver: memory / 2, vram }
 }
 
 impl Process {
-    /// A fresh process.
+    /// A fresh process; with `shared`, its memory counts together with that of others.
     ///
     /// # Errors
     /// What making the memory files answers.
-    pub fn new(profile: &Profile, topology: &Topology, machine: &Machine) -> Result<Self> {
-        let limits = Limits::new(machine, profile);
+    pub fn new(
+        profile: &Profile,
+        topology: &Topology,
+        machine: &Machine,
+        shared: Option<SharedMachine>,
+    ) -> Result<Self> {
+        let gpus = topology.gpu_nodes().filter_map(|node| profile.gpu.get(node.gpu?).cloned());
+        let limits = limits(machine, profile, &gpus.collect::<Vec<_>>());
         let mut devices = Vec::new();
         let mut states = Vec::new();
         for node in topology.gpu_nodes() {
@@ -201,7 +251,8 @@ impl Process {
             kfd_minor: profile.kernel.kfd_minor,
             svm: profile.kernel.svm,
             p2p: profile.kernel.p2p,
-            limits,
+            ledger: Arc::new(Ledger::new(limits, shared)),
+            graveyard: Arc::default(),
             state: Mutex::new(State {
                 devices: states,
                 event_page: None,
@@ -209,8 +260,8 @@ impl Process {
                 xnack: profile.kernel.svm
                     && !profile.gpu.is_empty()
                     && profile.gpu.iter().all(|gpu| gpu.retry_faults),
-                system_used: 0,
-                driver_used: 0,
+                drm_files: BTreeMap::new(),
+                imported: BTreeMap::new(),
             }),
         })
     }
@@ -267,6 +318,110 @@ impl Process {
         }
     }
 
+    /// The object behind a dma-buf for GPU `target` (`amdgpu_gem_prime_import`): the one that was exported where it is
+    /// that GPU's memory, else one that stands for it.
+    ///
+    /// # Errors
+    /// `EINVAL` when the memory is gone; what opening it again answers.
+    pub fn import(
+        &self,
+        state: &mut State,
+        target: usize,
+        descriptor: &OwnedFd,
+        found: &DmaBuf,
+    ) -> Result<Arc<Object>> {
+        let device = self.devices.get(target).ok_or(Errno::EINVAL)?;
+        let local = device.gpu_id == found.note.gpu_id;
+        if local && device.arena.identity()? == found.arena {
+            let objects = &mut state.device(target)?.objects;
+            if let Some(object) = objects.get(&found.offset).and_then(Weak::upgrade) {
+                return Ok(object);
+            }
+            let piece = self.graveyard.exhume(&device.arena, found.offset).ok_or(Errno::EINVAL)?;
+            let content = Content::Piece(piece);
+            let object = Object::new(Some(target), found.note.size, found.offset, content, &self.graveyard);
+            let object = Arc::new(object);
+            objects.insert(found.offset, Arc::downgrade(&object));
+            return Ok(object);
+        }
+        let key = (found.arena, found.offset, target);
+        if let Some(object) = state.imported.get(&key).and_then(Weak::upgrade) {
+            return Ok(object);
+        }
+        state.imported.retain(|_, object| object.strong_count() > 0);
+        // Another GPU's memory is system memory to this one (amdgpu_dma_buf_create_obj).
+        let kind = found.note.flags() & (AllocFlags::VRAM | AllocFlags::GTT);
+        let kind = if local { kind } else { AllocFlags::GTT };
+        let flags = kind | (found.note.flags() & OBJECT_FLAGS);
+        let arena = Arc::new(dmabuf::import(descriptor.as_fd(), found)?);
+        let content = Content::Imported { arena, offset: found.offset, gpu_id: found.note.gpu_id, flags };
+        let offset = state.device(target)?.fake_offset();
+        let object = Arc::new(Object::new(Some(target), found.note.size, offset, content, &self.graveyard));
+        state.imported.insert(key, Arc::downgrade(&object));
+        state.device(target)?.register(&object);
+        Ok(object)
+    }
+
+    /// Runs `change` on the page table of an open render node: the process's, once it has taken it.
+    ///
+    /// # Errors
+    /// `EBADF` when it is none; what `change` answers.
+    pub fn with_space<T>(
+        &self,
+        state: &mut State,
+        file: FileId,
+        change: impl FnOnce(&mut AddressSpace) -> Result<T>,
+    ) -> Result<T> {
+        let gpu = state.drm_files.get(&file).ok_or(Errno::EBADF)?.gpu;
+        if state.device(gpu)?.drm_file == Some(file) {
+            let device = self.devices.get(gpu).ok_or(Errno::EINVAL)?;
+            return change(&mut device.space_mut());
+        }
+        change(&mut state.drm_files.get_mut(&file).ok_or(Errno::EBADF)?.space)
+    }
+
+    /// Gives an object a handle on an open render node; the one that it has there already, if it has one
+    /// (`drm_gem_handle_create`, `drm_prime_lookup_buf_handle`).
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOMEM` when there are too many.
+    pub fn open_handle(&self, state: &mut State, file: FileId, object: &Arc<Object>) -> Result<u32> {
+        let drm = state.drm_files.get_mut(&file).ok_or(Errno::EBADF)?;
+        if let Some(handle) = drm.by_object.get(&object.id) {
+            return Ok(*handle);
+        }
+        let handle = drm.handles.insert(object.clone(), MAX_BUFFERS).ok_or(Errno::ENOMEM)?;
+        drm.by_object.insert(object.id, handle);
+        drm.allow(object.id);
+        self.with_space(state, file, |space| {
+            space.add(object.id);
+            Ok(handle)
+        })
+    }
+
+    /// Ends a handle (`drm_gem_handle_delete`, `amdgpu_gem_object_close`).
+    ///
+    /// # Errors
+    /// `EINVAL` when there is none; `EBADF`.
+    pub fn close_handle(&self, state: &mut State, file: FileId, handle: u32) -> Result<()> {
+        let drm = state.drm_files.get_mut(&file).ok_or(Errno::EBADF)?;
+        let object = drm.handles.remove(handle).ok_or(Errno::EINVAL)?;
+        drm.by_object.remove(&object.id);
+        drm.revoke(object.id);
+        self.with_space(state, file, |space| {
+            space.remove(object.id);
+            Ok(())
+        })
+    }
+
+    /// A render node was closed. One whose address space the process took lives as long as the process.
+    pub fn close_drm_file(&self, file: FileId) {
+        let mut state = self.state();
+        if !state.devices.iter().any(|device| device.drm_file == Some(file)) {
+            state.drm_files.remove(&file);
+        }
+    }
+
     /// Two GPUs can reach each other's memory: one hive, or PCIe with a BAR over the whole VRAM of the other
     /// (`kfd_mem_attach`).
     pub fn peers(&self, owner: usize, other: usize, vram: bool) -> bool {
@@ -302,17 +457,16 @@ impl DeviceState {
         Self {
             drm_file: None,
             buffers: Ids::starting_at(0),
-            by_offset: BTreeMap::new(),
+            objects: BTreeMap::new(),
             doorbells: None,
             mmio: None,
             reserved: None,
             cache_policy: (0, 0),
             scratch_base: 0,
             trap_handler: (0, 0),
-            vram_used: 0,
-            vram_used_aligned: 0,
-            // Beyond the end of every arena, whose size is 4 TiB at most.
+            // Beyond the end of every arena.
             next_fake_offset: 1 << 46,
+            next_cleaning: 64,
         }
     }
 
@@ -323,33 +477,12 @@ impl DeviceState {
         offset
     }
 
-    /// VRAM left for buffers (`amdgpu_amdkfd_get_available_memory`).
-    pub fn available(&self, vram: u64, limits: &Limits) -> u64 {
-        let left = vram.saturating_sub(self.vram_used_aligned).saturating_sub(limits.page_tables);
-        left - left % VRAM_AVAILABILITY_ALIGN
-    }
-
-    /// Takes VRAM (`amdgpu_amdkfd_reserve_mem_limit`).
-    ///
-    /// # Errors
-    /// `ENOMEM` when there is not enough.
-    pub fn take_vram(&mut self, size: u64, vram: u64, limits: &Limits) -> Result<()> {
-        let used = self.vram_used.checked_add(size).ok_or(Errno::ENOMEM)?;
-        if used > vram.saturating_sub(limits.page_tables) {
-            return Err(Errno::ENOMEM);
+    /// Makes an object known by its mmap offset.
+    pub fn register(&mut self, object: &Arc<Object>) {
+        if self.objects.len() >= self.next_cleaning {
+            self.objects.retain(|_, object| object.strong_count() > 0);
+            self.next_cleaning = self.objects.len().saturating_mul(2).saturating_add(64);
         }
-        self.vram_used = used;
-        self.vram_used_aligned = self.vram_used_aligned.saturating_add(aligned(size));
-        Ok(())
+        self.objects.insert(object.mmap_offset, Arc::downgrade(object));
     }
-
-    /// Gives VRAM back.
-    pub fn give_vram(&mut self, size: u64) {
-        self.vram_used = self.vram_used.saturating_sub(size);
-        self.vram_used_aligned = self.vram_used_aligned.saturating_sub(aligned(size));
-    }
-}
-
-fn aligned(size: u64) -> u64 {
-    size.checked_next_multiple_of(VRAM_AVAILABILITY_ALIGN).unwrap_or(u64::MAX)
 }

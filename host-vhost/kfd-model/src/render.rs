@@ -1,30 +1,35 @@
 //! The ioctls of a render node, as far as compute uses them (`drm_ioctl`, `amdgpu_info_ioctl`).
 //!
-//! Deliberate differences from the kernel (Linux 6.12): buffer objects of the render node (GEM, PRIME), contexts,
-//! command submission and synchronisation objects answer `EOPNOTSUPP`; AMDGPU_INFO about video, sensors, the
-//! VBIOS and hardware blocks answers `EINVAL`, as for a query that the driver does not know; memory usage is that of
-//! this process. There is no primary node in `/dev/dri`, only in sysfs.
+//! Deliberate differences from the kernel (Linux 6.12): user pointers of the render node, contexts, command submission
+//! and synchronisation objects answer `EOPNOTSUPP`; AMDGPU_INFO about video, sensors, the VBIOS and hardware blocks
+//! answers `EINVAL`, as for a query that the driver does not know. GEM_CREATE has no on-chip memory (GDS, GWS, OA:
+//! `EOPNOTSUPP`). GEM_VA changes the page table at once, `AMDGPU_VM_DELAY_UPDATE` or not. There is no primary node in
+//! `/dev/dri`, only in sysfs.
 
+mod gem;
+
+use gem::{Gem, HOLE_END, HOLE_START, RESERVED_BOTTOM, RESERVED_TOP};
 use kfd_abi::drm::amdgpu::{
     AMDGPU_INFO_ACCEL_WORKING, AMDGPU_INFO_DEV_INFO, AMDGPU_INFO_GTT_USAGE, AMDGPU_INFO_MEMORY,
     AMDGPU_INFO_MMR_SE_INDEX_MASK, AMDGPU_INFO_MMR_SE_INDEX_SHIFT, AMDGPU_INFO_MMR_SH_INDEX_MASK,
     AMDGPU_INFO_MMR_SH_INDEX_SHIFT, AMDGPU_INFO_NUM_BYTES_MOVED, AMDGPU_INFO_NUM_EVICTIONS,
     AMDGPU_INFO_READ_MMR_REG, AMDGPU_INFO_TIMESTAMP, AMDGPU_INFO_VIS_VRAM_USAGE, AMDGPU_INFO_VRAM_GTT,
-    AMDGPU_INFO_VRAM_LOST_COUNTER, AMDGPU_INFO_VRAM_USAGE, HeapInfo, Info, InfoDevice, InfoVramGtt,
-    MemoryInfo,
+    AMDGPU_INFO_VRAM_LOST_COUNTER, AMDGPU_INFO_VRAM_USAGE, GemCreate, GemMetadata, GemMmap, GemVa, HeapInfo,
+    Info, InfoDevice, InfoVramGtt, MemoryInfo,
 };
 use kfd_abi::drm::{
     self, DRM_CAP_PRIME, DRM_CAP_SYNCOBJ, DRM_CAP_SYNCOBJ_TIMELINE, DRM_CAP_TIMESTAMP_MONOTONIC,
-    DRM_COMMAND_BASE, DRM_COMMAND_END, DRM_IOCTL_BASE, DRM_PRIME_CAP_EXPORT, DRM_PRIME_CAP_IMPORT, GetCap,
-    Version, nr,
+    DRM_COMMAND_BASE, DRM_COMMAND_END, DRM_IOCTL_BASE, DRM_PRIME_CAP_EXPORT, DRM_PRIME_CAP_IMPORT, GemClose,
+    GetCap, PrimeHandle, Version, nr,
 };
 use kfd_abi::ioctl;
-use kfd_seam::{Exchange, Request, Result, UserMemory, UserPtr};
+use kfd_seam::{Exchange, FileId, Request, Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::arena::PAGE;
 use crate::clock;
+use crate::kfd::DescriptorTable;
 use crate::process::{Device, Process, RESERVED_VRAM};
 
 /// Major version of amdgpu's DRM interface (`KMS_DRIVER_MAJOR`).
@@ -54,17 +59,29 @@ fn driver_has(index: u8) -> bool {
     matches!(index, 0x00..=0x09 | 0x10..=0x14)
 }
 
-/// Serves an ioctl of the render node of GPU `index`; `drm_minor` is the driver's minor version.
+/// An open render node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RenderFile {
+    /// The open file.
+    pub file: FileId,
+    /// Index of its GPU.
+    pub index: usize,
+    /// The driver's minor version.
+    pub drm_minor: i32,
+}
+
+/// Serves an ioctl of a render node.
 ///
 /// # Errors
 /// As the kernel's, but for the differences above.
 pub fn ioctl(
     process: &Process,
-    index: usize,
-    drm_minor: i32,
+    descriptors: &dyn DescriptorTable,
+    node: RenderFile,
     request: u32,
     argument: UserPtr,
 ) -> Result<i32> {
+    let RenderFile { file, index, drm_minor } = node;
     let user = Request(request);
     if user.kind() != DRM_IOCTL_BASE {
         return Err(Errno::ENOTTY);
@@ -72,6 +89,7 @@ pub fn ioctl(
     let device = process.devices.get(index).ok_or(Errno::ENODEV)?;
     let number = user.number();
     let exchange = |kernel: u32| Exchange::drm(user, Request(kernel));
+    let gem = Gem { process, descriptors, file, index, device };
     match number {
         nr::VERSION => exchange(drm::request::VERSION)
             .run::<Version, _>(&UserMemory, argument, |version| describe(version, drm_minor)),
@@ -80,9 +98,38 @@ pub fn ioctl(
             exchange(drm::request::AMDGPU_INFO)
                 .run::<Info, _>(&UserMemory, argument, |info| query(process, index, device, info))
         }
-        // No handle exists: drm_gem_handle_delete, drm_gem_prime_handle_to_dmabuf, drm_gem_object_lookup.
-        nr::GEM_CLOSE => Err(Errno::EINVAL),
-        nr::PRIME_HANDLE_TO_FD | nr::AMDGPU_GEM_MMAP | nr::AMDGPU_GEM_METADATA => Err(Errno::ENOENT),
+        nr::GEM_CLOSE => {
+            exchange(drm::request::GEM_CLOSE)
+                .run::<GemClose, _>(&UserMemory, argument, |arguments| gem.close(arguments))
+        }
+        nr::PRIME_HANDLE_TO_FD => exchange(drm::request::PRIME_HANDLE_TO_FD).run::<PrimeHandle, _>(
+            &UserMemory,
+            argument,
+            |arguments| gem.handle_to_fd(arguments),
+        ),
+        nr::PRIME_FD_TO_HANDLE => exchange(drm::request::PRIME_FD_TO_HANDLE).run::<PrimeHandle, _>(
+            &UserMemory,
+            argument,
+            |arguments| gem.fd_to_handle(arguments),
+        ),
+        nr::AMDGPU_GEM_CREATE => exchange(drm::request::AMDGPU_GEM_CREATE).run::<GemCreate, _>(
+            &UserMemory,
+            argument,
+            |arguments| gem.create(arguments),
+        ),
+        nr::AMDGPU_GEM_MMAP => {
+            exchange(drm::request::AMDGPU_GEM_MMAP)
+                .run::<GemMmap, _>(&UserMemory, argument, |arguments| gem.mmap(arguments))
+        }
+        nr::AMDGPU_GEM_METADATA => exchange(drm::request::AMDGPU_GEM_METADATA).run::<GemMetadata, _>(
+            &UserMemory,
+            argument,
+            |arguments| gem.metadata(arguments),
+        ),
+        nr::AMDGPU_GEM_VA => {
+            exchange(drm::request::AMDGPU_GEM_VA)
+                .run::<GemVa, _>(&UserMemory, argument, |arguments| gem.va(arguments))
+        }
         // DRM_MASTER, which a render node never is.
         SCHED => Err(Errno::EACCES),
         _ if refused_on_render_nodes(number) => Err(Errno::EACCES),
@@ -140,10 +187,8 @@ fn query(process: &Process, index: usize, device: &Device, info: &mut Info) -> R
         AMDGPU_INFO_TIMESTAMP => answer(info, &clock::gpu_counter(device.gpu.clocks.counter_khz)?),
         AMDGPU_INFO_NUM_BYTES_MOVED | AMDGPU_INFO_NUM_EVICTIONS => answer(info, &0u64),
         AMDGPU_INFO_VRAM_LOST_COUNTER => answer(info, &0u32),
-        AMDGPU_INFO_VRAM_USAGE | AMDGPU_INFO_VIS_VRAM_USAGE => {
-            answer(info, &process.state().device(index)?.vram_used)
-        }
-        AMDGPU_INFO_GTT_USAGE => answer(info, &process.state().driver_used),
+        AMDGPU_INFO_VRAM_USAGE | AMDGPU_INFO_VIS_VRAM_USAGE => answer(info, &in_use(process, index)?.0),
+        AMDGPU_INFO_GTT_USAGE => answer(info, &in_use(process, index)?.1),
         AMDGPU_INFO_VRAM_GTT => {
             let memory = memory_info(process, index, device)?;
             answer(
@@ -170,6 +215,13 @@ fn answer<T: IntoBytes + Immutable>(info: &Info, value: &T) -> Result<i32> {
     Ok(0)
 }
 
+/// VRAM of a GPU, and system memory of the driver, in use.
+fn in_use(process: &Process, index: usize) -> Result<(u64, u64)> {
+    process.graveyard.sweep();
+    let counts = process.ledger.in_use()?;
+    Ok((counts.vram.get(index).map_or(0, |vram| vram.used), counts.driver))
+}
+
 fn heap(total: u64, usable: u64, used: u64) -> HeapInfo {
     HeapInfo {
         total_heap_size: total,
@@ -180,16 +232,16 @@ fn heap(total: u64, usable: u64, used: u64) -> HeapInfo {
 }
 
 fn memory_info(process: &Process, index: usize, device: &Device) -> Result<MemoryInfo> {
-    let mut state = process.state();
-    let vram_used = state.device(index)?.vram_used;
+    let (vram_used, gtt_used) = in_use(process, index)?;
     let memory = &device.gpu.memory;
     let vram = memory.vram_bytes();
     let usable = vram.saturating_sub(RESERVED_VRAM);
     let visible = memory.visible_bytes();
+    let gtt = process.ledger.limits().driver;
     Ok(MemoryInfo {
         vram: heap(vram, usable, vram_used),
         cpu_accessible_vram: heap(visible, visible.min(usable), vram_used.min(visible)),
-        gtt: heap(process.limits.driver, process.limits.driver, state.driver_used),
+        gtt: heap(gtt, gtt, gtt_used),
     })
 }
 
@@ -212,18 +264,13 @@ fn registers(device: &Device, info: &Info) -> Result<i32> {
 }
 
 fn device_info(device: &Device) -> InfoDevice {
-    /// `AMDGPU_VA_RESERVED_BOTTOM`, `AMDGPU_VA_RESERVED_TOP`, `AMDGPU_GMC_HOLE_START`, `AMDGPU_GMC_HOLE_END`.
-    const BOTTOM: u64 = 1 << 16;
-    const TOP: u64 = (1 << 16) + (2 << 20) + (2 << 20);
-    const HOLE_START: u64 = 0x8000_0000_0000;
-    const HOLE_END: u64 = 0xffff_8000_0000_0000;
     /// PCIe 3.0 with 16 lanes.
     const PCIE_GEN: u32 = 3;
     const PCIE_LANES: u32 = 16;
 
     let gpu = &device.gpu;
     let shader = &gpu.shader;
-    let vm_size = crate::space::ADDRESS_END - TOP;
+    let vm_size = crate::space::ADDRESS_END - RESERVED_TOP;
     let mut info = InfoDevice {
         device_id: u32::from(gpu.pci.device),
         chip_rev: gpu.revision_id,
@@ -241,7 +288,7 @@ fn device_info(device: &Device) -> InfoDevice {
         num_hw_gfx_contexts: 8,
         pcie_gen: PCIE_GEN,
         pcie_num_lanes: PCIE_LANES,
-        virtual_address_offset: BOTTOM,
+        virtual_address_offset: RESERVED_BOTTOM,
         virtual_address_max: vm_size.min(HOLE_START),
         high_va_offset: HOLE_END,
         high_va_max: HOLE_END | vm_size,

@@ -27,6 +27,8 @@ pub enum Backing {
     },
     /// Memory of the process from a CPU address on.
     User(u64),
+    /// Nothing: reads give zeros and writes are lost (a partially resident texture, `AMDGPU_VM_PAGE_PRT`).
+    Nothing,
 }
 
 impl Backing {
@@ -34,6 +36,10 @@ impl Backing {
         match self {
             Self::Arena { arena, offset } => arena.read(add(*offset, at)?, buffer),
             Self::User(address) => UserMemory.read_bytes(UserPtr(add(*address, at)?), buffer),
+            Self::Nothing => {
+                buffer.fill(0);
+                Ok(())
+            }
         }
     }
 
@@ -41,6 +47,18 @@ impl Backing {
         match self {
             Self::Arena { arena, offset } => arena.write(add(*offset, at)?, bytes),
             Self::User(address) => UserMemory.write_bytes(UserPtr(add(*address, at)?), bytes),
+            Self::Nothing => Ok(()),
+        }
+    }
+
+    /// What lies `bytes` further on.
+    pub fn behind(&self, bytes: u64) -> Self {
+        match self {
+            Self::Arena { arena, offset } => {
+                Self::Arena { arena: arena.clone(), offset: offset.saturating_add(bytes) }
+            }
+            Self::User(address) => Self::User(address.saturating_add(bytes)),
+            Self::Nothing => Self::Nothing,
         }
     }
 }
@@ -56,6 +74,8 @@ pub struct Mapping {
     pub size: u64,
     /// What lies behind it.
     pub backing: Backing,
+    /// Number of the object that is mapped ([`crate::object::Object::id`]); 0 for none.
+    pub object: u64,
     /// What the GPU may do there, and the memory type.
     pub flags: VmPageFlags,
 }
@@ -94,22 +114,50 @@ pub enum FaultReason {
     NoBacking,
 }
 
-/// The page table.
+/// The page table, and the objects that can be mapped in it (`struct amdgpu_vm`).
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     mappings: BTreeMap<u64, Mapping>,
+    /// How often each object was added (`amdgpu_bo_va::ref_count`), by GEM handles and by KFD.
+    added: BTreeMap<u64, u32>,
+}
+
+/// The end of a range that can be mapped (`amdgpu_vm_verify_parameters`).
+fn end_of(va: u64, size: u64) -> Result<u64> {
+    if !va.is_multiple_of(PAGE) || !size.is_multiple_of(PAGE) || size == 0 {
+        return Err(Errno::EINVAL);
+    }
+    va.checked_add(size).filter(|end| *end <= ADDRESS_END).ok_or(Errno::EINVAL)
 }
 
 impl AddressSpace {
+    /// Adds an object, so that it can be mapped (`amdgpu_vm_bo_add`).
+    pub fn add(&mut self, object: u64) {
+        let count = self.added.entry(object).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// Removes an object; when it was added as often as removed, with all its mappings (`amdgpu_vm_bo_del`).
+    pub fn remove(&mut self, object: u64) {
+        let Some(count) = self.added.get_mut(&object) else { return };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.added.remove(&object);
+            self.mappings.retain(|_, mapping| mapping.object != object);
+        }
+    }
+
+    /// Whether an object was added (`amdgpu_vm_bo_find`).
+    pub fn has(&self, object: u64) -> bool {
+        self.added.contains_key(&object)
+    }
+
     /// Maps a range (`amdgpu_vm_bo_map`).
     ///
     /// # Errors
     /// `EINVAL` when the range is empty, not of whole pages, beyond the address space or in the way of another.
     pub fn map(&mut self, va: u64, mapping: Mapping) -> Result<()> {
-        if !va.is_multiple_of(PAGE) || !mapping.size.is_multiple_of(PAGE) || mapping.size == 0 {
-            return Err(Errno::EINVAL);
-        }
-        let end = va.checked_add(mapping.size).filter(|end| *end <= ADDRESS_END).ok_or(Errno::EINVAL)?;
+        let end = end_of(va, mapping.size)?;
         if let Some((before, other)) = self.mappings.range(..end).next_back()
             && before.saturating_add(other.size) > va
         {
@@ -119,9 +167,58 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Takes away the mapping that starts at `va`.
-    pub fn unmap(&mut self, va: u64) -> Option<Mapping> {
-        self.mappings.remove(&va)
+    /// Takes away the mapping of an object that starts at `va` (`amdgpu_vm_bo_unmap`).
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none.
+    pub fn unmap(&mut self, va: u64, object: u64) -> Result<()> {
+        // The kernel looks for the page.
+        let va = va - va % PAGE;
+        self.mappings.get(&va).filter(|mapping| mapping.object == object).ok_or(Errno::ENOENT)?;
+        self.mappings.remove(&va);
+        Ok(())
+    }
+
+    /// Takes away whatever is mapped in a range; what reaches out of it stays mapped there
+    /// (`amdgpu_vm_bo_clear_mappings`).
+    ///
+    /// # Errors
+    /// `EINVAL` as [`Self::map`], but for what is in the way.
+    pub fn clear(&mut self, va: u64, size: u64) -> Result<()> {
+        let end = end_of(va, size)?;
+        let reaches = |(start, mapping): &(&u64, &Mapping)| start.saturating_add(mapping.size) > va;
+        let starts: Vec<u64> =
+            self.mappings.range(..end).rev().take_while(reaches).map(|(start, _)| *start).collect();
+        for start in starts {
+            let Some(mapping) = self.mappings.remove(&start) else { continue };
+            let last = start.saturating_add(mapping.size);
+            if last > end {
+                let behind = Mapping {
+                    size: last - end,
+                    backing: mapping.backing.behind(end - start),
+                    ..mapping.clone()
+                };
+                self.mappings.insert(end, behind);
+            }
+            if start < va {
+                self.mappings.insert(start, Mapping { size: va - start, ..mapping });
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps a range in place of whatever is there (`amdgpu_vm_bo_replace_map`).
+    ///
+    /// # Errors
+    /// `EINVAL` as [`Self::clear`].
+    pub fn replace(&mut self, va: u64, mapping: Mapping) -> Result<()> {
+        self.clear(va, mapping.size)?;
+        self.map(va, mapping)
+    }
+
+    /// Moves everything of another into this one, which has nothing.
+    pub fn take_over(&mut self, other: Self) {
+        *self = other;
     }
 
     /// The mapping over `va`: its start and itself.
@@ -160,7 +257,8 @@ impl AddressSpace {
             let at = va.wrapping_add(done as u64);
             let fault = |reason| Fault { gpu_id, va: at, access, reason };
             let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
-            if !mapping.flags.contains(needed) {
+            let resident = !matches!(mapping.backing, Backing::Nothing);
+            if resident && !mapping.flags.contains(needed) {
                 return Err(fault(otherwise));
             }
             let inside = at - start;
@@ -182,7 +280,8 @@ impl AddressSpace {
             let at = va.wrapping_add(done as u64);
             let fault = |reason| Fault { gpu_id, va: at, access: "write", reason };
             let (start, mapping) = self.find(at).ok_or(fault(FaultReason::NotPresent))?;
-            if !mapping.flags.contains(VmPageFlags::PAGE_WRITEABLE) {
+            let resident = !matches!(mapping.backing, Backing::Nothing);
+            if resident && !mapping.flags.contains(VmPageFlags::PAGE_WRITEABLE) {
                 return Err(fault(FaultReason::ReadOnly));
             }
             let inside = at - start;
@@ -212,7 +311,7 @@ mod tests {
         let backing = Backing::Arena { arena: arena.clone(), offset };
         let mut flags = VmPageFlags::PAGE_READABLE;
         flags.set(VmPageFlags::PAGE_WRITEABLE, writable);
-        Mapping { size: pages * PAGE, backing, flags }
+        Mapping { size: pages * PAGE, backing, object: 1, flags }
     }
 
     #[test]
@@ -242,7 +341,8 @@ mod tests {
             space.read(7, u64::MAX - 3, &mut bytes),
             fault(u64::MAX - 3, "read", FaultReason::NotPresent)
         );
-        space.unmap(0x10000).unwrap();
+        assert_eq!(space.unmap(0x10000, 2), Err(Errno::ENOENT), "another object's");
+        space.unmap(0x10000, 1).unwrap();
         assert_eq!(space.read(7, 0x10000, &mut bytes), fault(0x10000, "read", FaultReason::NotPresent));
     }
 
@@ -272,6 +372,54 @@ mod tests {
     }
 
     #[test]
+    fn clearing_splits_what_reaches_out_of_the_range() {
+        let arena = arena();
+        let mut space = AddressSpace::default();
+        space.map(0x10000, mapping(&arena, 4, true)).unwrap();
+        space.map(0x14000, mapping(&arena, 1, true)).unwrap();
+        space.map(0x16000, mapping(&arena, 2, true)).unwrap();
+        for page in [0x10000u64, 0x11000, 0x12000, 0x13000, 0x14000, 0x16000, 0x17000] {
+            space.write(7, page, &page.to_ne_bytes()).unwrap();
+        }
+        let seen = |space: &AddressSpace, page: u64| {
+            let mut bytes = [0; 8];
+            space.read(7, page, &mut bytes).ok().map(|()| u64::from_ne_bytes(bytes))
+        };
+        // From the middle of one.
+        space.clear(0x11000, 0x1000).unwrap();
+        let pages = |space: &AddressSpace| {
+            (0x10..0x18).map(|page| seen(space, page << 12).map(|value| value >> 12)).collect::<Vec<_>>()
+        };
+        let some = Some;
+        assert_eq!(
+            pages(&space),
+            [some(0x10), None, some(0x12), some(0x13), some(0x14), None, some(0x16), some(0x17)]
+        );
+        // Over the end of one, a whole one and the start of one.
+        space.clear(0x13000, 0x4000).unwrap();
+        assert_eq!(pages(&space), [some(0x10), None, some(0x12), None, None, None, None, some(0x17)]);
+        assert_eq!(space.clear(0x13000, 0), Err(Errno::EINVAL));
+        assert_eq!(space.clear(0x13001, PAGE), Err(Errno::EINVAL));
+        space.replace(0x10000, mapping(&arena, 8, true)).unwrap();
+        assert_eq!(seen(&space, 0x12000), Some(0));
+        assert_eq!(space.find(0x17fff).map(|(start, _)| start), Some(0x10000));
+    }
+
+    #[test]
+    fn mappings_go_with_the_last_use_of_their_object() {
+        let arena = arena();
+        let mut space = AddressSpace::default();
+        space.add(1);
+        space.add(1);
+        space.map(0x10000, mapping(&arena, 1, true)).unwrap();
+        space.remove(1);
+        assert!(space.has(1) && space.find(0x10000).is_some());
+        space.remove(1);
+        assert!(!space.has(1) && space.find(0x10000).is_none());
+        space.remove(1);
+    }
+
+    #[test]
     fn user_memory_that_is_gone_faults() {
         let mut space = AddressSpace::default();
         let memory = vec![9u8; 2 * PAGE as usize];
@@ -279,6 +427,7 @@ mod tests {
         let user = |address| Mapping {
             size: PAGE,
             backing: Backing::User(address),
+            object: 1,
             flags: VmPageFlags::PAGE_READABLE,
         };
         space.map(0x30000, user(aligned)).unwrap();

@@ -7,17 +7,18 @@ use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use kfd_seam::{
     DeviceId, DirEntry, Entry, EntryKind, Exchange, FileId, KfdService, Lookup, MapRequest, MapSource,
-    Opened, Request, Result, UserMemory, UserPtr,
+    Opened, Request, Result, SharedMemory, UserMemory, UserPtr,
 };
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Whence, lseek};
 
 kfd_seam::preload!(kfd_seam::Preload {
     name: "seam-fixture",
@@ -30,8 +31,17 @@ kfd_seam::preload!(kfd_seam::Preload {
         "/proc/modules",
         "/usr/share",
     ],
+    shared,
     service: make,
 });
+
+/// Whoever has this file position has the second page of a file.
+const SHARED_POSITION: i64 = 1 << 40;
+
+fn shared(descriptor: BorrowedFd<'_>) -> Option<SharedMemory> {
+    let position = lseek(descriptor, 0, Whence::SeekCur).ok()?;
+    (position == SHARED_POSITION).then_some(SharedMemory { offset: 4096, size: 4096 })
+}
 
 /// The device files by their ids.
 const KFD: DeviceId = DeviceId(0);

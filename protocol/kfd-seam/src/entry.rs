@@ -15,6 +15,7 @@ pub mod descriptor;
 pub mod device;
 pub mod directory;
 pub mod open;
+pub mod shared;
 pub mod stat;
 pub mod stream;
 

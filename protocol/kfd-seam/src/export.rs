@@ -8,6 +8,7 @@
 /// kfd_seam::preload!(kfd_seam::Preload {
 ///     name: "kfd-model",
 ///     prefixes: &["/dev/kfd", "/sys/class/kfd"],
+///     shared: |_| None,
 ///     service: make_service,
 /// });
 /// ```
@@ -20,7 +21,7 @@ macro_rules! preload {
         #[allow(unsafe_code, missing_docs)]
         mod kfd_seam_exports {
             use super::KFD_SEAM_PRELOAD as PRELOAD;
-            use $crate::entry::{descriptor, device, directory, loaded, open, stat, stream};
+            use $crate::entry::{descriptor, device, directory, loaded, open, shared, stat, stream};
             use $crate::export::c::*;
 
             /// Run by the dynamic linker when the library is loaded.
@@ -50,6 +51,8 @@ macro_rules! preload {
 
                 ioctl => device::ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
                 mmap, mmap64 => device::mmap(address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+
+                lseek, lseek64 => shared::lseek(fd: c_int, offset: i64, whence: c_int) -> i64;
 
                 stat, stat64 => stat::stat(path: *const c_char, to: *mut struct_stat) -> c_int;
                 lstat, lstat64 => stat::lstat(path: *const c_char, to: *mut struct_stat) -> c_int;

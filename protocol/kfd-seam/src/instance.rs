@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::error::Error;
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::path::{Resolved, resolve};
-use crate::service::{KfdService, Lookup, Result};
+use crate::service::{KfdService, Lookup, Result, SharedMemory};
 
 /// Makes the service; the error is shown to the user.
 pub type Constructor = fn() -> std::result::Result<Box<dyn KfdService>, Box<dyn Error + Send + Sync>>;
@@ -30,6 +31,10 @@ pub struct Preload {
     /// Where the service's paths lie: absolute and normalised, each with all below it; a trailing `*` stands for
     /// any ending of the last component. The service is asked about no other path, and not made for one.
     pub prefixes: &'static [&'static str],
+    /// Tells whether a descriptor stands for memory that the service of any process has shared: it may have come by
+    /// `SCM_RIGHTS`. Asked about descriptors that nothing else is known of, also where no service was made, so it must be
+    /// quick and may only look at the descriptor. Calls to libc that it makes go to the real system.
+    pub shared: fn(BorrowedFd<'_>) -> Option<SharedMemory>,
     /// Makes the service, once per process (and again in a forked child that uses it). When it fails, the
     /// reason is printed once and every path below `prefixes` answers `ENODEV`.
     pub service: Constructor,

@@ -8,7 +8,8 @@
 //! What differs from the kernel's device nodes:
 //! - `read`, `write`, `lseek` and `poll` act on the descriptor that the service gave. `poll` says ready at once on a
 //!   memfd, as the kernel does for a file without a poll operation, which `/dev/kfd` is.
-//! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device.
+//! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device. Shared memory
+//!   ([`Preload::shared`]) is known wherever a library like this one is under the program.
 //! - In a forked child every device file of the parent answers `EBADF`: amdkfd does so, a render node would not.
 //!   Between `vfork` and `exec` no device can be opened (`EOPNOTSUPP`).
 //! - Files have the size of their content, where sysfs says 4096, and times of 0.

@@ -114,6 +114,15 @@ pub struct MapSource {
     pub offset: u64,
 }
 
+/// What a descriptor shows that stands for a part of a file (a dma-buf, which is memory that can be passed on).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// Offset in bytes in the kernel's file behind the descriptor, whole pages.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
 /// A pointer that came from the process, as a number: it is read and written only through
 /// [`crate::UserMemory`], which answers `EFAULT` where the kernel would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,12 @@ use std::error::Error;
 use kfd_model::Model;
 use kfd_seam::{KfdService, Preload};
 
-kfd_seam::preload!(Preload { name: "kfd-model", prefixes: PREFIXES, service: model });
+kfd_seam::preload!(Preload {
+    name: "kfd-model",
+    prefixes: PREFIXES,
+    shared: kfd_model::dmabuf::recognise,
+    service: model,
+});
 
 /// Where the files of [`kfd_model::sysfs`] lie.
 const PREFIXES: &[&str] = &[

@@ -105,7 +105,7 @@ impl Call<'_> {
     pub(super) fn acquire_vm(&self) -> Result<i32> {
         self.run(|arguments: &mut AcquireVmArgs| {
             let descriptor = self.descriptors.find(arguments.drm_fd).ok_or(Errno::EINVAL)?;
-            let (index, _) = self.process.device(arguments.gpu_id)?;
+            let (index, taken) = self.process.device(arguments.gpu_id)?;
             let mut state = self.process.state();
             let device = state.device(index)?;
             match (device.drm_file, descriptor) {
@@ -115,6 +115,10 @@ impl Call<'_> {
                 // refused at once.
                 (None, Descriptor::Render { file, gpu }) if gpu == index => {
                     device.drm_file = Some(file);
+                    // What was mapped through the render node before stays mapped (amdgpu_vm_make_compute).
+                    if let Some(drm) = state.drm_files.get_mut(&file) {
+                        taken.space_mut().take_over(std::mem::take(&mut drm.space));
+                    }
                     Ok(())
                 }
                 (None, _) => Err(Errno::EINVAL),

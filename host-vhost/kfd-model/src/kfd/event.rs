@@ -11,7 +11,6 @@ use nix::errno::Errno;
 use super::Call;
 use super::memory::Handle;
 use crate::events::{MAX_WAITERS, WaitEnd};
-use crate::space::Backing;
 
 impl Call<'_> {
     /// `kfd_ioctl_create_event`.
@@ -43,11 +42,13 @@ impl Call<'_> {
         let (index, _) = self.process.device(parts.gpu_id)?;
         let mut state = self.process.state();
         let buffer = state.bound(index, Errno::ENODEV)?.buffers.get(parts.number).ok_or(Errno::EINVAL)?;
-        let Backing::Arena { arena, offset } = buffer.backing.clone() else { return Err(Errno::EINVAL) };
-        if !buffer.flags.contains(AllocFlags::GTT) {
+        // It has no memory of the model or is VRAM: amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel.
+        let object = &buffer.object;
+        let Some((arena, offset)) = object.range() else { return Err(Errno::EINVAL) };
+        if !object.flags().contains(AllocFlags::GTT) {
             return Err(Errno::EINVAL);
         }
-        self.process.events.set_page(arena, offset, buffer.size)?;
+        self.process.events.set_page(arena.clone(), offset, object.size)?;
         state.event_page = Some(handle);
         Ok(())
     }

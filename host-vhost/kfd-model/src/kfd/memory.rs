@@ -1,26 +1,27 @@
 //! Memory of the GPU: allocate, map, unmap, free.
 
-use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::memory::{
-    AllocFlags, AllocMemoryOfGpuArgs, ExportDmabufArgs, FreeMemoryOfGpuArgs, GetAvailableMemoryArgs,
-    GetDmabufInfoArgs, ImportDmabufArgs, MMIO_REMAP_SIZE, MapMemoryToGpuArgs, UnmapMemoryFromGpuArgs,
+    AllocFlags, AllocMemoryOfGpuArgs, FreeMemoryOfGpuArgs, GetAvailableMemoryArgs, MMIO_REMAP_SIZE,
+    MapMemoryToGpuArgs, UnmapMemoryFromGpuArgs,
 };
 use kfd_abi::mmap::{self, MmapType};
 use kfd_abi::queue::DOORBELL_SLICE_SIZE_GFX9;
 use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 
+use std::sync::Arc;
+
 use super::Call;
 use crate::arena::{Arena, PAGE, page_align};
+use crate::ledger::Charge;
+use crate::object::{Content, OBJECT_FLAGS, Object, Piece};
+use crate::page_flags;
 use crate::process::{Buffer, Device, DeviceState, MAX_BUFFERS, Process, State};
-use crate::space::{Backing, Mapping};
+use crate::space::{AddressSpace, Mapping};
 use crate::user;
 
 /// GPU ids in one MAP or UNMAP: as many as fit into the kernel's largest allocation of 4 MiB.
 const MAX_DEVICES: u32 = (4 << 20) / 4;
-
-/// Kinds of memory that a render node's `mmap` knows.
-const MAPPED_BY_RENDER_NODE: AllocFlags = AllocFlags::VRAM.union(AllocFlags::GTT).union(AllocFlags::USERPTR);
 
 /// Content of a fresh doorbell: no queue is rung.
 const IDLE_DOORBELLS: u8 = 0xff;
@@ -42,7 +43,7 @@ impl From<u64> for Handle {
 
 impl Handle {
     /// `MAKE_HANDLE`.
-    fn whole(self) -> u64 {
+    pub fn whole(self) -> u64 {
         (u64::from(self.gpu_id) << 32) | u64::from(self.number)
     }
 }
@@ -63,21 +64,18 @@ impl Call<'_> {
             state.bound(index, Errno::ENODEV)?;
             let request =
                 Request { va: arguments.va_addr, size: arguments.size, user: arguments.mmap_offset, flags };
-            let buffer = allocate(self.process, &mut state, index, device, &request)?;
+            let object = Arc::new(allocate(self.process, &mut state, index, device, &request)?);
             let mmap_offset =
                 if flags.contains(AllocFlags::MMIO_REMAP) && !flags.contains(AllocFlags::DOORBELL) {
                     mmap::offset(MmapType::Mmio, arguments.gpu_id)
                 } else {
-                    buffer.mmap_offset
+                    object.mmap_offset
                 };
-            let Some(number) = state.device(index)?.buffers.insert(buffer.clone(), MAX_BUFFERS) else {
-                release(&mut state, index, device, &buffer)?;
-                return Err(Errno::ENOMEM);
-            };
             // The doorbell slice and the MMIO page are shared by all their buffers, and mapped through /dev/kfd.
-            if buffer.flags.intersects(MAPPED_BY_RENDER_NODE) {
-                state.device(index)?.by_offset.insert(buffer.mmap_offset, number);
+            if !matches!(object.content(), Content::Registers { .. }) {
+                state.device(index)?.register(&object);
             }
+            let number = adopt(&mut state, index, Buffer::new(request.va, object, flags))?;
             arguments.handle = Handle { gpu_id: arguments.gpu_id, number }.whole();
             arguments.mmap_offset = mmap_offset;
             Ok(())
@@ -92,14 +90,20 @@ impl Call<'_> {
                 return Err(Errno::EPERM);
             }
             let handle = Handle::from(arguments.handle);
-            let (index, device) = self.process.device(handle.gpu_id)?;
+            let (index, _) = self.process.device(handle.gpu_id)?;
             let buffers = &mut state.device(index)?.buffers;
             if !buffers.get(handle.number).ok_or(Errno::EINVAL)?.mapped.is_empty() {
                 return Err(Errno::EBUSY);
             }
             let buffer = buffers.remove(handle.number).ok_or(Errno::EINVAL)?;
-            state.device(index)?.by_offset.remove(&buffer.mmap_offset);
-            release(&mut state, index, device, &buffer)
+            let own = state.device(index)?.drm_file;
+            if let Some(drm) = own.and_then(|file| state.drm_files.get_mut(&file)) {
+                drm.revoke(buffer.object.id);
+            }
+            for device in buffer.attached.iter().filter_map(|index| self.process.devices.get(*index)) {
+                device.space_mut().remove(buffer.object.id);
+            }
+            Ok(())
         })
     }
 
@@ -141,40 +145,10 @@ impl Call<'_> {
     /// `kfd_ioctl_get_available_memory`.
     pub(super) fn available_memory(&self) -> Result<i32> {
         self.run(|arguments: &mut GetAvailableMemoryArgs| {
-            let (index, device) = self.process.device(arguments.gpu_id)?;
-            let limits = &self.process.limits;
-            let vram = device.gpu.memory.vram_bytes();
-            arguments.available = self.process.state().device(index)?.available(vram, limits);
-            Ok(())
-        })
-    }
-
-    /// `kfd_ioctl_get_dmabuf_info`: there are no dma-bufs of this driver, so every descriptor is something else.
-    pub(super) fn get_dmabuf_info(&self) -> Result<i32> {
-        self.run(|arguments: &mut GetDmabufInfoArgs| {
-            let without_gpu = self.process.devices.is_empty();
-            let open = without_gpu || self.descriptors.find(arguments.dmabuf_fd).is_some();
-            Err(if open { Errno::EINVAL } else { Errno::EBADF })
-        })
-    }
-
-    /// `kfd_ioctl_import_dmabuf`.
-    pub(super) fn import_dmabuf(&self) -> Result<i32> {
-        self.run(|arguments: &mut ImportDmabufArgs| {
             let (index, _) = self.process.device(arguments.gpu_id)?;
-            self.process.state().bound(index, Errno::ENODEV)?;
-            Err(Errno::EOPNOTSUPP)
-        })
-    }
-
-    /// `kfd_ioctl_export_dmabuf`.
-    pub(super) fn export_dmabuf(&self) -> Result<i32> {
-        self.run(|arguments: &mut ExportDmabufArgs| {
-            let handle = Handle::from(arguments.handle);
-            let (index, _) = self.process.device(handle.gpu_id)?;
-            let mut state = self.process.state();
-            state.device(index)?.buffers.get(handle.number).ok_or(Errno::EINVAL)?;
-            Err(Errno::EOPNOTSUPP)
+            self.process.graveyard.sweep();
+            arguments.available = self.process.ledger.available(index)?;
+            Ok(())
         })
     }
 }
@@ -206,7 +180,7 @@ fn allocate(
     index: usize,
     device: &Device,
     request: &Request,
-) -> Result<Buffer> {
+) -> Result<Object> {
     let flags = request.flags;
     if flags.contains(AllocFlags::DOORBELL) {
         if request.size != DOORBELL_SLICE_SIZE_GFX9 {
@@ -215,83 +189,91 @@ fn allocate(
     } else if flags.contains(AllocFlags::MMIO_REMAP) && request.size != MMIO_REMAP_SIZE {
         return Err(Errno::EINVAL);
     }
+    if !flags.intersects(AllocFlags::KINDS) {
+        return Err(Errno::EINVAL);
+    }
+    let kind = flags.intersection(AllocFlags::KINDS);
+    let kind = match () {
+        () if kind.contains(AllocFlags::VRAM) => AllocFlags::VRAM,
+        () if kind.contains(AllocFlags::GTT) => AllocFlags::GTT,
+        () if kind.contains(AllocFlags::USERPTR) => AllocFlags::USERPTR,
+        () if kind.contains(AllocFlags::DOORBELL) => AllocFlags::DOORBELL,
+        () => AllocFlags::MMIO_REMAP,
+    };
+    if kind == AllocFlags::USERPTR && request.user == 0 {
+        return Err(Errno::EINVAL);
+    }
     let size = if flags.contains(AllocFlags::AQL_QUEUE_MEM) { request.size >> 1 } else { request.size };
     let size = page_align(size).ok_or(Errno::ENOMEM)?;
     if size == 0 {
         return Err(Errno::EINVAL);
     }
-    let buffer = |backing, mmap_offset| Buffer {
-        va: request.va,
-        size,
-        flags,
-        backing,
-        mmap_offset,
-        mapped: Vec::new(),
-    };
-    let of_arena = |offset| Backing::Arena { arena: device.arena.clone(), offset };
-    if flags.contains(AllocFlags::VRAM) {
-        let vram = device.gpu.memory.vram_bytes();
-        let own = state.device(index)?;
-        own.take_vram(size, vram, &process.limits)?;
-        let offset = device.arena.allocate(size).inspect_err(|_| own.give_vram(size))?;
-        return Ok(buffer(of_arena(offset), offset));
+    let cached = flags & OBJECT_FLAGS;
+    let object = |offset, content| Object::new(Some(index), size, offset, content, &process.graveyard);
+    if kind == AllocFlags::VRAM || kind == AllocFlags::GTT {
+        let piece = take_piece(process, index, device, size, kind | cached)?;
+        return Ok(object(piece.offset, Content::Piece(piece)));
     }
-    if flags.contains(AllocFlags::GTT) {
-        take_system(process, state, size, size)?;
-        let offset = device.arena.allocate(size).inspect_err(|_| give_system(state, size, size))?;
-        return Ok(buffer(of_arena(offset), offset));
-    }
-    if flags.contains(AllocFlags::USERPTR) {
-        if request.user == 0 {
-            return Err(Errno::EINVAL);
-        }
-        take_system(process, state, size, 0)?;
-        user::check(request.user, size).inspect_err(|_| give_system(state, size, 0))?;
-        let offset = state.device(index)?.fake_offset();
+    if kind == AllocFlags::USERPTR {
+        let charge = Charge { system: size, ..Charge::default() };
+        process.ledger.take(&charge)?;
         // Pages are what the GPU maps.
-        return Ok(buffer(Backing::User(request.user - request.user % PAGE), offset));
+        let address = request.user - request.user % PAGE;
+        let content = Content::User { address, flags: cached, charge, ledger: process.ledger.clone() };
+        // From here on a failure gives back what was taken.
+        let object = object(state.device(index)?.fake_offset(), content);
+        user::check(request.user, size)?;
+        return Ok(object);
     }
-    if flags.contains(AllocFlags::DOORBELL) {
-        let offset = doorbells(state.device(index)?, &device.arena)?;
-        return Ok(buffer(of_arena(offset), offset));
-    }
-    if flags.contains(AllocFlags::MMIO_REMAP) {
-        let offset = mmio(state.device(index)?, &device.arena)?;
-        return Ok(buffer(of_arena(offset), offset));
-    }
-    Err(Errno::EINVAL)
+    let own = state.device(index)?;
+    let offset = match kind {
+        AllocFlags::DOORBELL => doorbells(own, &device.arena)?,
+        _ => mmio(own, &device.arena)?,
+    };
+    let content = Content::Registers { arena: device.arena.clone(), offset, flags: kind | cached };
+    Ok(object(offset, content))
 }
 
-/// Gives back what a buffer that is mapped nowhere has.
-fn release(state: &mut State, index: usize, device: &Device, buffer: &Buffer) -> Result<()> {
-    let flags = buffer.flags;
-    if flags.contains(AllocFlags::VRAM) {
-        state.device(index)?.give_vram(buffer.size);
-        device.arena.free(buffer.mmap_offset, buffer.size);
-    } else if flags.contains(AllocFlags::GTT) {
-        give_system(state, buffer.size, buffer.size);
-        device.arena.free(buffer.mmap_offset, buffer.size);
-    } else if flags.contains(AllocFlags::USERPTR) {
-        give_system(state, buffer.size, 0);
-    }
-    // The doorbell slice and the MMIO page stay as long as the process.
-    Ok(())
+/// VRAM or GTT of a GPU, with what it costs taken; `flags` has the kind.
+///
+/// # Errors
+/// `ENOMEM` when there is not enough.
+pub(crate) fn take_piece(
+    process: &Process,
+    index: usize,
+    device: &Device,
+    size: u64,
+    flags: AllocFlags,
+) -> Result<Piece> {
+    let charge = if flags.contains(AllocFlags::VRAM) {
+        Charge { vram: Some((index, size)), ..Charge::default() }
+    } else {
+        Charge { system: size, driver: size, vram: None }
+    };
+    let ledger = &process.ledger;
+    process.graveyard.sweep_some();
+    ledger.take(&charge).or_else(|_| {
+        process.graveyard.sweep();
+        ledger.take(&charge)
+    })?;
+    let offset = device.arena.allocate(size).inspect_err(|_| ledger.give(&charge))?;
+    let (arena, ledger) = (device.arena.clone(), ledger.clone());
+    Ok(Piece::new(arena, offset, size, flags, charge, ledger))
 }
 
-fn take_system(process: &Process, state: &mut State, size: u64, of_driver: u64) -> Result<()> {
-    let system = state.system_used.checked_add(size).ok_or(Errno::ENOMEM)?;
-    let driver = state.driver_used.checked_add(of_driver).ok_or(Errno::ENOMEM)?;
-    if system > process.limits.system || driver > process.limits.driver {
-        return Err(Errno::ENOMEM);
+/// Makes a buffer one of GPU `index`'s, with a number, and lets the CPU map it.
+///
+/// # Errors
+/// `ENOMEM` when there are too many.
+pub(super) fn adopt(state: &mut State, index: usize, buffer: Buffer) -> Result<u32> {
+    let object = buffer.object.id;
+    let own = state.device(index)?;
+    let number = own.buffers.insert(buffer, MAX_BUFFERS).ok_or(Errno::ENOMEM)?;
+    let file = own.drm_file;
+    if let Some(drm) = file.and_then(|file| state.drm_files.get_mut(&file)) {
+        drm.allow(object);
     }
-    state.system_used = system;
-    state.driver_used = driver;
-    Ok(())
-}
-
-fn give_system(state: &mut State, size: u64, of_driver: u64) {
-    state.system_used = state.system_used.saturating_sub(size);
-    state.driver_used = state.driver_used.saturating_sub(of_driver);
+    Ok(number)
 }
 
 /// The process's doorbell slice, made at the first use (`kfd_get_process_doorbells`).
@@ -315,14 +297,6 @@ pub(crate) fn mmio(state: &mut DeviceState, arena: &Arena) -> Result<u64> {
     Ok(offset)
 }
 
-/// `get_pte_flags`, the permissions.
-fn page_flags(flags: AllocFlags) -> VmPageFlags {
-    let mut page = VmPageFlags::PAGE_READABLE;
-    page.set(VmPageFlags::PAGE_WRITEABLE, flags.contains(AllocFlags::WRITABLE));
-    page.set(VmPageFlags::PAGE_EXECUTABLE, flags.contains(AllocFlags::EXECUTABLE));
-    page
-}
-
 /// `amdgpu_amdkfd_gpuvm_map_memory_to_gpu`: a buffer that is mapped already stays so.
 fn map(
     process: &Process,
@@ -336,26 +310,41 @@ fn map(
     if buffer.mapped.contains(&target) {
         return Ok(());
     }
-    if buffer.va == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let vram = buffer.flags.contains(AllocFlags::VRAM);
-    let local = AllocFlags::VRAM | AllocFlags::DOORBELL | AllocFlags::MMIO_REMAP;
-    if buffer.flags.intersects(local) && !process.peers(owner, target, vram) {
-        return Err(Errno::EINVAL);
-    }
-    let mapping =
-        Mapping { size: buffer.size, backing: buffer.backing.clone(), flags: page_flags(buffer.flags) };
     let mut space = device.space_mut();
+    if !buffer.attached.contains(&target) {
+        attach(process, buffer, target, &mut space)?;
+    }
+    let mapping = Mapping {
+        size: buffer.object.size,
+        backing: buffer.object.backing(),
+        object: buffer.object.id,
+        flags: page_flags::of_kfd(buffer, target, &device.gpu),
+    };
     space.map(buffer.va, mapping.clone())?;
     if buffer.is_doubled() {
-        let second = buffer.va.checked_add(buffer.size).ok_or(Errno::EINVAL);
+        let second = buffer.va.checked_add(buffer.object.size).ok_or(Errno::EINVAL);
         if let Err(errno) = second.and_then(|second| space.map(second, mapping)) {
-            space.unmap(buffer.va);
+            space.unmap(buffer.va, buffer.object.id)?;
             return Err(errno);
         }
     }
     buffer.mapped.push(target);
+    Ok(())
+}
+
+/// `kfd_mem_attach`: lets a GPU's page table have the buffer.
+fn attach(process: &Process, buffer: &mut Buffer, target: usize, space: &mut AddressSpace) -> Result<()> {
+    if buffer.va == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let owner = buffer.object.gpu;
+    let local = AllocFlags::VRAM | AllocFlags::DOORBELL | AllocFlags::MMIO_REMAP;
+    let reaches = |owner| process.peers(owner, target, buffer.object.is_vram());
+    if buffer.object.flags().intersects(local) && !owner.is_some_and(reaches) {
+        return Err(Errno::EINVAL);
+    }
+    space.add(buffer.object.id);
+    buffer.attached.push(target);
     Ok(())
 }
 
@@ -364,11 +353,12 @@ fn unmap(buffer: &mut Buffer, target: usize, device: &Device) -> Result<()> {
     let place = buffer.mapped.iter().position(|index| *index == target).ok_or(Errno::EINVAL)?;
     buffer.mapped.swap_remove(place);
     let mut space = device.space_mut();
-    space.unmap(buffer.va);
+    // The render node's GEM_VA may have taken them away.
+    let _ = space.unmap(buffer.va, buffer.object.id);
     if buffer.is_doubled()
-        && let Some(second) = buffer.va.checked_add(buffer.size)
+        && let Some(second) = buffer.va.checked_add(buffer.object.size)
     {
-        space.unmap(second);
+        let _ = space.unmap(second, buffer.object.id);
     }
     Ok(())
 }

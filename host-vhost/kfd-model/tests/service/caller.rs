@@ -2,19 +2,20 @@
 
 use std::fs::File;
 use std::hint::black_box;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use kfd_abi::event::CreateEventArgs;
 use kfd_abi::kfd::request;
 use kfd_abi::memory::{
-    AcquireVmArgs, AllocFlags, AllocMemoryOfGpuArgs, FreeMemoryOfGpuArgs, MapMemoryToGpuArgs,
-    UnmapMemoryFromGpuArgs,
+    AcquireVmArgs, AllocFlags, AllocMemoryOfGpuArgs, ExportDmabufArgs, FreeMemoryOfGpuArgs,
+    GetAvailableMemoryArgs, GetDmabufInfoArgs, ImportDmabufArgs, MapMemoryToGpuArgs, UnmapMemoryFromGpuArgs,
 };
 use kfd_model::Model;
 use kfd_model::machine::{CpuNode, Machine};
 use kfd_model::profile::Profile;
+use kfd_model::space::Fault;
 use kfd_seam::{Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Result, UserPtr};
 use nix::libc;
 
@@ -155,6 +156,56 @@ impl Caller {
         Ok(arguments)
     }
 
+    /// `EXPORT_DMABUF`, close-on-exec.
+    pub fn export(&self, handle: u64) -> Result<OwnedFd> {
+        let flags = u32::try_from(libc::O_CLOEXEC).unwrap();
+        let mut arguments = ExportDmabufArgs { handle, flags, ..ExportDmabufArgs::default() };
+        self.call(request::EXPORT_DMABUF, &mut arguments)?;
+        Ok(adopt(arguments.dmabuf_fd))
+    }
+
+    /// `IMPORT_DMABUF`; the buffer's handle.
+    pub fn import(&self, gpu_id: u32, va_addr: u64, descriptor: impl Number) -> Result<u64> {
+        let dmabuf_fd = descriptor.number().cast_unsigned();
+        let mut arguments = ImportDmabufArgs { va_addr, handle: 0, gpu_id, dmabuf_fd };
+        self.call(request::IMPORT_DMABUF, &mut arguments)?;
+        Ok(arguments.handle)
+    }
+
+    /// `GET_DMABUF_INFO`, with room for `room` bytes of metadata.
+    pub fn dmabuf_info(
+        &self,
+        descriptor: impl Number,
+        metadata: &mut [u8],
+    ) -> (Result<i32>, GetDmabufInfoArgs) {
+        let mut arguments = GetDmabufInfoArgs {
+            metadata_ptr: pointer(metadata).0,
+            metadata_size: u32::try_from(metadata.len()).unwrap(),
+            dmabuf_fd: descriptor.number().cast_unsigned(),
+            ..GetDmabufInfoArgs::default()
+        };
+        (self.call(request::GET_DMABUF_INFO, &mut arguments), arguments)
+    }
+
+    /// An ioctl of an open render node.
+    pub fn render<T>(&self, file: FileId, request: u32, arguments: &mut T) -> Result<i32> {
+        let result = self.model.ioctl(file, request, pointer(arguments));
+        black_box(arguments);
+        result
+    }
+
+    pub fn available(&self) -> u64 {
+        let mut arguments = GetAvailableMemoryArgs { gpu_id: self.gpu(), ..Default::default() };
+        self.call(request::AVAILABLE_MEMORY, &mut arguments).unwrap();
+        arguments.available
+    }
+
+    /// Reads as a GPU.
+    pub fn seen(&self, gpu_id: u32, va: u64, length: usize) -> core::result::Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; length];
+        self.model.read_gpu(gpu_id, va, &mut bytes).map(|()| bytes)
+    }
+
     pub fn mmap_kfd(&self, offset: u64, length: u64) -> Result<MapSource> {
         self.model.mmap(self.kfd, &shared(offset, length))
     }
@@ -162,6 +213,36 @@ impl Caller {
     pub fn mmap_render(&self, gpu: &Gpu, offset: u64, length: u64) -> Result<MapSource> {
         self.model.mmap(gpu.file, &shared(offset, length))
     }
+}
+
+/// A descriptor as a program names it.
+pub trait Number {
+    fn number(&self) -> RawFd;
+}
+
+impl Number for RawFd {
+    fn number(&self) -> RawFd {
+        *self
+    }
+}
+
+impl Number for OwnedFd {
+    fn number(&self) -> RawFd {
+        self.as_raw_fd()
+    }
+}
+
+impl<T: Number> Number for &T {
+    fn number(&self) -> RawFd {
+        (*self).number()
+    }
+}
+
+/// Takes over a descriptor that the model made.
+#[allow(unsafe_code, reason = "an ioctl gives a descriptor as a number")]
+pub fn adopt(number: u32) -> OwnedFd {
+    // SAFETY: the call that just succeeded made it, and nobody else knows of it.
+    unsafe { OwnedFd::from_raw_fd(i32::try_from(number).unwrap()) }
 }
 
 #[derive(Clone, Copy, Debug)]

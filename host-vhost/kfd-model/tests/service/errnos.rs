@@ -1,6 +1,6 @@
 //! Answers to wrong calls.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use kfd_abi::clock::GetClockCountersArgs;
 use kfd_abi::criu::CriuArgs;
@@ -9,9 +9,8 @@ use kfd_abi::event::{EventData, KFD_IOC_EVENT_SIGNAL, WaitEventsArgs};
 use kfd_abi::ioctl::{Direction, request as ioc};
 use kfd_abi::kfd::{nr, request};
 use kfd_abi::memory::{
-    AcquireVmArgs, AllocFlags, ExportDmabufArgs, GetAvailableMemoryArgs, GetDmabufInfoArgs,
-    GetTileConfigArgs, ImportDmabufArgs, MapMemoryToGpuArgs, SetMemoryPolicyArgs, SetScratchBackingVaArgs,
-    SetTrapHandlerArgs,
+    AcquireVmArgs, AllocFlags, ExportDmabufArgs, GetAvailableMemoryArgs, GetTileConfigArgs, ImportDmabufArgs,
+    MapMemoryToGpuArgs, SetMemoryPolicyArgs, SetScratchBackingVaArgs, SetTrapHandlerArgs,
 };
 use kfd_abi::queue::{CreateQueueArgs, DestroyQueueArgs, SetCuMaskArgs, UpdateQueueArgs};
 use kfd_abi::smi::SmiEventsArgs;
@@ -174,23 +173,6 @@ fn a_render_node_is_acquired_once() {
     assert_eq!(caller.acquire(first, &other), Err(Errno::EBUSY));
     assert_eq!(caller.acquire(first, &caller.descriptor), Err(Errno::EBUSY));
     assert_eq!(bad(999_999), Err(Errno::EINVAL));
-}
-
-#[test]
-fn there_are_no_dma_bufs() {
-    // amdgpu_amdkfd_get_dmabuf_info: dma_buf_get.
-    let caller = Caller::new("gfx906");
-    let descriptor = u32::try_from(caller.descriptor.as_raw_fd()).unwrap();
-    let info = |dmabuf_fd| {
-        caller.call(request::GET_DMABUF_INFO, &mut GetDmabufInfoArgs { dmabuf_fd, ..Default::default() })
-    };
-    assert_eq!((info(descriptor), info(999_999)), (Err(Errno::EINVAL), Err(Errno::EBADF)));
-    // kfd_ioctl_export_dmabuf; then a deliberate difference.
-    let buffer = caller.allocate(caller.gpu(), 0x10_0000, PAGE, AllocFlags::GTT).unwrap();
-    let export =
-        |handle| caller.call(request::EXPORT_DMABUF, &mut ExportDmabufArgs { handle, ..Default::default() });
-    assert_eq!(export(buffer.handle + 1), Err(Errno::EINVAL));
-    assert_eq!(export(buffer.handle), Err(Errno::EOPNOTSUPP));
 }
 
 #[test]

@@ -9,9 +9,12 @@
 
 mod caller;
 mod debug;
+mod dmabuf;
 mod errnos;
+mod gem;
 mod gpuless;
 mod hostile;
+mod machine;
 mod mapping;
 mod memory;
 mod profiles;

@@ -16,6 +16,7 @@ pub fn model() -> Vec<Rule> {
         rule!(SYS_fcntl, "the flags that a call asks for", Check::Is(1, libc::F_SETFD.cast_unsigned())),
         rule!(SYS_fcntl, "who uses shared memory", Check::Is(1, libc::F_OFD_SETLK.cast_unsigned())),
         rule!(SYS_fcntl, "who uses shared memory", Check::Is(1, libc::F_OFD_GETLK.cast_unsigned())),
+        rule!(SYS_fcntl, "counts of the machine", Check::Is(1, libc::F_OFD_SETLKW.cast_unsigned())),
         rule!(SYS_unlink, "its debug mailbox at exit; Landlock refuses it, which does no harm"),
         // Landlock lets it open nothing but files without a place in the file system, which its memory is.
         rule!(SYS_openat, "its own memory, by a further description that locks a buffer's range"),

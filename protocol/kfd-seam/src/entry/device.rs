@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use nix::errno::Errno;
 
+use super::shared;
 use crate::files::{self, DeviceFile, Kind, OpenFile};
 use crate::instance::Preload;
 use crate::kernel::{SavedErrno, kernel};
@@ -46,7 +47,7 @@ pub unsafe fn ioctl(_: &Preload, fd: c_int, request: c_ulong, argument: *mut c_v
 /// # Safety
 /// As `mmap`.
 pub unsafe fn mmap(
-    _: &Preload,
+    preload: &Preload,
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -57,7 +58,18 @@ pub unsafe fn mmap(
     let saved = SavedErrno::now();
     let held = if flags & libc::MAP_ANONYMOUS == 0 { device(fd) } else { None };
     let Some(held) = held else {
-        return kernel!(SYS_mmap, address, length, protection, flags, fd, offset) as *mut c_void;
+        let shared = if flags & libc::MAP_ANONYMOUS == 0 { shared::find(preload, fd) } else { None };
+        let place = match shared.map(|shared| shared.map(offset, length)) {
+            Some(Err(errno)) => return saved.finish(Err(errno), libc::MAP_FAILED),
+            Some(Ok(place)) => place,
+            None => offset,
+        };
+        let mapped = kernel!(SYS_mmap, address, length, protection, flags, fd, place);
+        return if mapped == -1 {
+            libc::MAP_FAILED
+        } else {
+            saved.finish(Ok(mapped as *mut c_void), libc::MAP_FAILED)
+        };
     };
     let request = MapRequest {
         // The bits as they are: the driver's encoding uses the sign bit.

@@ -8,7 +8,7 @@ use std::ptr;
 
 use nix::errno::Errno;
 
-use super::{Route, real_or};
+use super::{Route, real_or, shared};
 use crate::attributes::Attributes;
 use crate::files;
 use crate::instance::{Bypass, Preload};
@@ -60,7 +60,7 @@ pub unsafe fn lstat(preload: &Preload, path: *const c_char, to: *mut libc::stat)
 ///
 /// # Safety
 /// As [`fstatat`].
-pub unsafe fn fstat(_: &Preload, fd: c_int, to: *mut libc::stat) -> c_int {
+pub unsafe fn fstat(preload: &Preload, fd: c_int, to: *mut libc::stat) -> c_int {
     let saved = SavedErrno::now();
     match files::get(fd) {
         Some(held) => {
@@ -68,7 +68,21 @@ pub unsafe fn fstat(_: &Preload, fd: c_int, to: *mut libc::stat) -> c_int {
             let result = unsafe { held.attributes.write_stat(to) };
             saved.finish(result.map(|()| 0), -1)
         }
-        None => kernel!(SYS_fstat, fd, to) as c_int,
+        None => {
+            let result = kernel!(SYS_fstat, fd, to) as c_int;
+            if result != 0 {
+                return result;
+            }
+            // SAFETY: the kernel has just filled it.
+            let status = unsafe { &mut *to };
+            // Shared memory is a file without a name.
+            if status.st_nlink == 0
+                && let Some(shared) = shared::find(preload, fd)
+            {
+                status.st_size = i64::try_from(shared.size).unwrap_or(i64::MAX);
+            }
+            saved.finish(Ok(0), -1)
+        }
     }
 }
 

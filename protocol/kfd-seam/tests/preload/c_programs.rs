@@ -41,7 +41,8 @@ cases!(
     threads,
     blocking,
     popen,
-    reentry
+    reentry,
+    shared
 );
 
 #[test]

@@ -600,6 +600,45 @@ static void test_popen(void)
     CHECK(pclose(stream) == 0);
 }
 
+/* A descriptor that stands for the second page of a file, by its position: as one that came from another process,
+ * without a service in this one. */
+static void test_shared(void)
+{
+    const off_t mark = (off_t)1 << 40;
+    char page[4096];
+    int fd = memfd_create("shared", 0);
+    CHECK(fd >= 0);
+    for (int number = 0; number < 3; number++) {
+        memset(page, 'a' + number, sizeof page);
+        CHECK(write(fd, page, sizeof page) == sizeof page);
+    }
+    struct stat st;
+    CHECK(lseek(fd, 0, SEEK_END) == 3 * 4096 && fstat(fd, &st) == 0 && st.st_size == 3 * 4096);
+    CHECK(lseek(fd, mark, SEEK_SET) == mark);
+    /* From here on it is one page long, and its position is not moved. */
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 4096);
+    CHECK(lseek(fd, 0, SEEK_END) == 4096 && lseek(fd, 0, SEEK_SET) == 0);
+    FAILS(lseek(fd, 0, SEEK_CUR), EINVAL);
+    FAILS(lseek(fd, 8, SEEK_SET), EINVAL);
+    int copy = dup(fd);
+    char *map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, copy, 0);
+    CHECK(map != MAP_FAILED && map[0] == 'b' && map[4095] == 'b');
+    map[0] = 'B';
+    CHECK(pread(fd, page, 1, 4096) == 1 && page[0] == 'B');
+    CHECK((long)mmap(NULL, 4097, PROT_READ, MAP_SHARED, fd, 0) == -1 && errno == EINVAL);
+    CHECK((long)mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 4096) == -1 && errno == EINVAL);
+    /* Others are what they are. */
+    errno = 77;
+    int other = open("/dev/zero", O_RDWR), ends[2];
+    CHECK(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, other, 0) != MAP_FAILED && errno == 77);
+    CHECK(lseek(other, 0, SEEK_END) == 0 && errno == 77);
+    CHECK(pipe(ends) == 0);
+    FAILS(lseek(ends[0], 0, SEEK_CUR), ESPIPE);
+    FAILS(lseek(-1, 0, SEEK_CUR), EBADF);
+    FAILS(lseek(999, 0, SEEK_CUR), EBADF);
+    FAILS(fstat(999, &st), EBADF);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -609,6 +648,7 @@ static const struct {
     {"errno", test_errno},     {"fork", test_fork},       {"signals", test_signals},
     {"threads", test_threads}, {"blocking", test_blocking}, {"panic", test_panic},
     {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen}, {"early", test_early},
+    {"shared", test_shared},
 };
 
 int main(int argc, char **argv)
