@@ -88,8 +88,8 @@ fn refuse(name: &'static str, status: HsakmtStatus) -> HsakmtStatus {
     status
 }
 
-/// Defines exported functions and their rows of the table. A function that is not done has no body: its state is what
-/// it answers.
+/// Defines exported functions and their rows of the table. A function that is not done answers its state; with a body,
+/// once that has found nothing wrong.
 macro_rules! exports {
     (
         $noun:literal;
@@ -125,6 +125,23 @@ macro_rules! exports {
     (@state not_supported) => { $crate::export::State::NotSupported };
     (@run done $name:ident ($($argument:ident)*) $body:block) => {
         $crate::export::boundary(stringify!($name), || $body)
+    };
+    // A function that is not done but checks its arguments first.
+    (@run not_implemented $name:ident ($($argument:ident)*) $body:block) => {
+        $crate::export::boundary(stringify!($name), || {
+            let checked: $crate::thunk::refusal::Outcome<()> = $body;
+            checked?;
+            let status = hsakmt_abi::status::HsakmtStatus::NOT_IMPLEMENTED;
+            Err($crate::thunk::refusal::Refusal::new(status, "this function is not implemented"))
+        })
+    };
+    (@run not_supported $name:ident ($($argument:ident)*) $body:block) => {
+        $crate::export::boundary(stringify!($name), || {
+            let checked: $crate::thunk::refusal::Outcome<()> = $body;
+            checked?;
+            let status = hsakmt_abi::status::HsakmtStatus::NOT_SUPPORTED;
+            Err($crate::thunk::refusal::Refusal::new(status, "a guest cannot have this"))
+        })
     };
     (@run not_implemented $name:ident ($($argument:ident)*)) => {{
         $(let _ = $argument;)*

@@ -16,15 +16,22 @@ use crate::thunk::memory::Request;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::{open, process};
 
+/// In AMD's order: what stands at `memory_address` when a call fails depends on how far it came.
 fn allocate(request: Request, memory_address: Out<u64>) -> Outcome<()> {
     let thunk = open::current()?;
+    thunk.memory.check_version(&thunk.client, request.flags)?;
     let snapshot = thunk.snapshot()?;
     snapshot.node(request.node)?;
+    request.check_size()?;
     let place = memory_address.required("MemoryAddress")?;
     let fixed = request.flags.is_set(HsaMemFlags::FIXED_ADDRESS);
+    if !fixed {
+        place.write(0);
+    }
     let address = if fixed { place.read().unwrap_or(0) } else { 0 };
-    let allocated = thunk.memory.allocate(thunk.host(&snapshot), Request { address, ..request });
-    // A failure leaves NULL, as AMD's library does.
+    let request = Request { address, ..request };
+    request.check_flags()?;
+    let allocated = thunk.memory.allocate(thunk.host(&snapshot), request);
     place.write(*allocated.as_ref().unwrap_or(&0));
     allocated.map(|_| ())
 }
@@ -247,7 +254,11 @@ exports! {
         alternate_policy: u32,
         memory_address_alternate: Address,
         memory_size_in_bytes: u64,
-    );
+    ) {
+        let _ = (default_policy, alternate_policy, memory_address_alternate, memory_size_in_bytes);
+        open::current()?.snapshot()?.node(node)?;
+        Ok(())
+    }
 
     /// Shares memory with another process.
     done("within one guest; memory of a GPU only (system memory goes as a dma-buf)")

@@ -8,8 +8,19 @@ use virtio_kfd_protocol::GpuId;
 
 use super::exports;
 use super::pointer::{Address, Out, number};
-use crate::thunk::refusal::Refusal;
+use crate::thunk::memory::address::page_size;
+use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::{open, process};
+
+/// What AMD's library looks at first.
+fn svm_range(start: Address, size: u64) -> Outcome<()> {
+    open::current()?;
+    let (start, page) = (number(start), page_size());
+    if start == 0 || size == 0 || !start.is_multiple_of(page) || !size.is_multiple_of(page) {
+        return Err(Refusal::parameter(format!("{size:#x} bytes at {start:#x}, expected whole pages")));
+    }
+    Ok(())
+}
 
 exports! {
     "process";
@@ -66,6 +77,10 @@ exports! {
         let gpu_id = GpuId(thunk.snapshot()?.node(node_id)?.gpu_id);
         let Some(mut asked) = config.read() else { return Err(Refusal::parameter("config is NULL")) };
         let (tile, macro_tile) = (asked.num_tile_configs, asked.num_macro_tile_configs);
+        // As AMD's library leaves them where the kernel refuses.
+        let zeros = |count: u32| vec![0; usize::try_from(count.min(MOST)).unwrap_or(0)];
+        array(asked.tile_config).write_all(&zeros(tile));
+        array(asked.macro_tile_config).write_all(&zeros(macro_tile));
         let found = process::tile_config(&thunk.client, gpu_id, tile, macro_tile)?;
         array(asked.tile_config).write_all(&found.tile);
         array(asked.macro_tile_config).write_all(&found.macro_tile);
@@ -80,12 +95,21 @@ exports! {
 
     /// Sets attributes of a range of shared virtual memory.
     not_supported("SVM ties GPU addresses to CPU addresses of the process on the host")
-    fn hsaKmtSVMSetAttr(start_addr: Address, size: u64, nattr: u32, attrs: Out<HsaSvmAttribute>);
+    fn hsaKmtSVMSetAttr(start_addr: Address, size: u64, nattr: u32, attrs: Out<HsaSvmAttribute>) {
+        let _ = (nattr, attrs);
+        svm_range(start_addr, size)
+    }
 
     /// Attributes of a range of shared virtual memory.
     not_supported("SVM ties GPU addresses to CPU addresses of the process on the host")
-    fn hsaKmtSVMGetAttr(start_addr: Address, size: u64, nattr: u32, attrs: Out<HsaSvmAttribute>);
+    fn hsaKmtSVMGetAttr(start_addr: Address, size: u64, nattr: u32, attrs: Out<HsaSvmAttribute>) {
+        let _ = (nattr, attrs);
+        svm_range(start_addr, size)
+    }
 }
+
+/// Entries of a table that are looked at; the largest that a chip has is smaller.
+const MOST: u32 = 4096;
 
 /// A pointer that stands in a struct of the caller's.
 fn array(address: u64) -> Out<u32> {

@@ -274,7 +274,7 @@ fn new_page(host: Host<'_>) -> Outcome<Option<Page>> {
         pad: 0,
         resource_offset: 0,
     };
-    let handle = map_buffer(host.client, &request, &host.snapshot.all_gpus())?;
+    let handle = map_buffer(host.client, &request, &host.snapshot.all_gpus(), HsakmtStatus::ERROR)?;
     Ok(Some(Page { reservation, handle }))
 }
 

@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
+use kfd_abi::version::minor;
 use virtio_kfd_protocol::calls::{FreeMemory, UnmapMemory, UnmapRange};
 use virtio_kfd_protocol::{BufferRequest, GpuId, Handle};
 
@@ -221,6 +222,18 @@ pub struct Request {
     pub address: u64,
 }
 
+impl Request {
+    /// The first checks of `hsaKmtAllocMemoryAlign`: alignment and size.
+    pub fn check_size(&self) -> Outcome<()> {
+        flags::check_size(self.size, self.alignment, self.flags)
+    }
+
+    /// The next ones.
+    pub fn check_flags(&self) -> Outcome<()> {
+        flags::check(self.flags, self.address)
+    }
+}
+
 /// The connection and what is known of its GPUs.
 #[derive(Clone, Copy)]
 pub struct Host<'a> {
@@ -233,16 +246,23 @@ pub struct Host<'a> {
 }
 
 impl Memory {
-    /// `hsaKmtAllocMemoryAlign`: the address.
-    pub fn allocate(&self, host: Host<'_>, request: Request) -> Outcome<u64> {
-        let Request { node, size, alignment, flags, address } = request;
-        let set = |flag| flags.is_set(flag);
+    /// The very first check of an allocation.
+    pub fn check_version(&self, client: &Client, flags: HsaMemFlags) -> Outcome<()> {
         // CONTIGUOUS_VRAM came with KFD 1.16.
-        if set(HsaMemFlags::CONTIGUOUS) && host.client.kfd_version().1 < 16 {
+        if flags.is_set(HsaMemFlags::CONTIGUOUS) && client.kfd_version().1 < minor::CONTIGUOUS_VRAM {
             return Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, "the host's KFD has no contiguous VRAM"));
         }
+        Ok(())
+    }
+
+    /// `hsaKmtAllocMemoryAlign`: the address.
+    pub fn allocate(&self, host: Host<'_>, request: Request) -> Outcome<u64> {
+        let Request { node, flags, address, .. } = request;
+        let set = |flag| flags.is_set(flag);
+        self.check_version(host.client, flags)?;
         let gpu = host.snapshot.gpu_of(node)?.copied();
-        flags::check(size, alignment, flags, address)?;
+        request.check_size()?;
+        request.check_flags()?;
         let address = if set(HsaMemFlags::FIXED_ADDRESS) { address } else { 0 };
         if set(HsaMemFlags::SCRATCH) {
             let gpu = host.snapshot.gpu(node)?;

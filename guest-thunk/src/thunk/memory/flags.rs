@@ -16,8 +16,8 @@ pub fn page_size(flags: HsaMemFlags) -> u64 {
     }
 }
 
-/// The checks of `hsaKmtAllocMemoryAlign`, in the order of AMD's library (6.2.4).
-pub fn check(size: u64, alignment: u64, flags: HsaMemFlags, address: u64) -> Outcome<()> {
+/// The first checks of `hsaKmtAllocMemoryAlign`, in the order of AMD's library (6.2.4).
+pub fn check_size(size: u64, alignment: u64, flags: HsaMemFlags) -> Outcome<()> {
     let page = page_size(flags);
     if alignment != 0 && (alignment < page || !alignment.is_power_of_two()) {
         return Err(Refusal::parameter(format!(
@@ -29,6 +29,11 @@ pub fn check(size: u64, alignment: u64, flags: HsaMemFlags, address: u64) -> Out
             "SizeInBytes is {size:#x}, expected a multiple of {page:#x}"
         )));
     }
+    Ok(())
+}
+
+/// The next ones.
+pub fn check(flags: HsaMemFlags, address: u64) -> Outcome<()> {
     if flags.is_set(HsaMemFlags::FIXED_ADDRESS) && address == 0 {
         return Err(Refusal::parameter("FixedAddress is set, but *MemoryAddress is NULL"));
     }
@@ -88,6 +93,9 @@ mod tests {
     #[test]
     fn arguments() {
         let none = HsaMemFlags(0);
+        let check = |size, alignment, flags, address| {
+            check_size(size, alignment, flags).and_then(|()| check(flags, address))
+        };
         assert!(check(4096, 0, none, 0).is_ok());
         assert!(check(4096, 8192, none, 0).is_ok());
         let two_mb = none.with(HsaMemFlags::PAGE_SIZE, 2);

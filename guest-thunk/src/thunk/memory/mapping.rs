@@ -297,9 +297,18 @@ fn allocate_and_map(
     Ok((handle, answers.get(mapped).map(|(answer, _)| answer).map_err(Refusal::from)))
 }
 
-/// Makes a buffer that all of these GPUs have mapped, or none.
-pub fn map_buffer(client: &Client, request: &AllocMemoryRequest, gpus: &[GpuId]) -> Outcome<Handle> {
-    let (handle, mapped) = allocate_and_map(client, request, gpus)?;
+/// Makes a buffer that all of these GPUs have mapped, or none. Where it cannot be made, that is the status.
+pub fn map_buffer(
+    client: &Client,
+    request: &AllocMemoryRequest,
+    gpus: &[GpuId],
+    no_buffer: HsakmtStatus,
+) -> Outcome<Handle> {
+    let refused = |refusal: Refusal| match refusal.status {
+        HsakmtStatus::ERROR => Refusal { status: no_buffer, ..refusal },
+        _ => refusal,
+    };
+    let (handle, mapped) = allocate_and_map(client, request, gpus).map_err(refused)?;
     if let Err(refusal) = mapped.and_then(|answer| complete("map", gpus, answer)) {
         client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0)?;
         return Err(refusal);

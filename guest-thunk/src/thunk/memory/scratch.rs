@@ -82,8 +82,7 @@ impl Scratch {
             pad: 0,
             resource_offset: 0,
         };
-        let handle = map_buffer(client, &request, &[self.gpu])
-            .map_err(|refusal| Refusal { status: HsakmtStatus::INVALID_HANDLE, ..refusal })?;
+        let handle = map_buffer(client, &request, &[self.gpu], HsakmtStatus::INVALID_HANDLE)?;
         parts.insert(address, handle);
         Ok(())
     }

@@ -60,9 +60,11 @@ pub(super) fn allocate(host: Host<'_>, gpu: Option<&Gpu>, request: Request) -> O
     while done < request.size {
         let size = request.size.saturating_sub(done).min(chunk);
         let blob: Arc<dyn Blob> = Arc::from(host.client.guest_memory(size)?);
-        let at = reservation.start().saturating_add(done);
-        blob.map_fixed(GuestVa(at), size, libc::PROT_READ | libc::PROT_WRITE)
-            .map_err(|error| Refusal::error(error.to_string()))?;
+        if !pinned || set(HsaMemFlags::HOST_ACCESS) {
+            let at = reservation.start().saturating_add(done);
+            blob.map_fixed(GuestVa(at), size, libc::PROT_READ | libc::PROT_WRITE)
+                .map_err(|error| Refusal::error(error.to_string()))?;
+        }
         blobs.push(blob);
         done = done.saturating_add(size);
     }
