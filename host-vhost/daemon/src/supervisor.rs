@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::budget::WORKER_START;
 use crate::cli::{Args, Kfd};
-use crate::config::DeviceConfig;
+use crate::config::{DeviceConfig, Limit};
 use crate::device::UNUSABLE;
 use crate::session::link::{Link, Message, receive};
 use crate::socket::{Socket, SocketError};
@@ -34,6 +34,9 @@ const MODEL_VARIABLE: &str = "VIRTIO_KFD_MODEL";
 /// Environment variable that names the directory in which each model lets tests see its GPU memory. Workers get it
 /// from this process's own environment.
 const MODEL_DEBUG_VARIABLE: &str = "VIRTIO_KFD_MODEL_DEBUG";
+
+/// Environment variable that names the file by which models count the memory of one machine together.
+const MODEL_MACHINE_VARIABLE: &str = "VIRTIO_KFD_MODEL_MACHINE";
 
 /// Environment variable by which a worker learns what to log.
 const LOG_VARIABLE: &str = "VIRTIO_KFD_LOG";
@@ -140,8 +143,11 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     let mut config = DeviceConfig {
         gpus: args.gpus.clone(),
         gpu_count: 0,
-        vram_limit: args.vram_limit,
-        guest_memory_limit: args.guest_memory_limit,
+        vram_limit: Limit { vm: args.vram_limit, process: args.vram_limit_per_process },
+        guest_memory_limit: Limit {
+            vm: args.guest_memory_limit,
+            process: args.guest_memory_limit_per_process,
+        },
         window: args.shmem_size,
         max_contexts: args.max_contexts,
         log: args.log.clone(),
@@ -183,8 +189,19 @@ fn worker_program(args: &Args) -> Result<WorkerProgram, SupervisorError> {
         if let Some(directory) = std::env::var_os(MODEL_DEBUG_VARIABLE) {
             environment.push((MODEL_DEBUG_VARIABLE.into(), directory));
         }
+        let machine = match std::env::var_os(MODEL_MACHINE_VARIABLE) {
+            Some(machine) => machine,
+            None => model_machine().map_err(system("memory for the machine of the KFD model"))?.into(),
+        };
+        environment.push((MODEL_MACHINE_VARIABLE.into(), machine));
     }
     Ok(WorkerProgram { path, environment })
+}
+
+/// A file that is the machine of all workers, by a path that they can open. It is there as long as this process.
+fn model_machine() -> io::Result<String> {
+    let file = rustix::fs::memfd_create(c"kfd-model-machine", rustix::fs::MemfdFlags::CLOEXEC)?;
+    Ok(format!("/proc/{}/fd/{}", std::process::id(), file.into_raw_fd()))
 }
 
 /// Starts one worker and ends it again, so that what is wrong with KFD or the selection of GPUs is said now.
@@ -212,7 +229,7 @@ fn probe(workers: &mut Workers, config: &DeviceConfig) -> Result<u32, Supervisor
 
 /// Waits until the worker is ready. Returns the number of GPUs that it has found.
 fn ask(workers: &mut Workers, channel: &Channel, config: &DeviceConfig) -> Result<u32, SupervisorError> {
-    match channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned())), &[]) {
+    match channel.send(&ToWorker::Start(config.worker_settings("probe".to_owned(), 0)), &[]) {
         // It has ended already; how is found out below.
         Ok(()) | Err(IpcError::Closed) => {}
         Err(error) => return Err(error.into()),
