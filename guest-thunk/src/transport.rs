@@ -5,6 +5,7 @@ pub mod loopback;
 #[allow(unsafe_code)] // ioctls and mmap
 pub mod virtgpu;
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -63,6 +64,10 @@ pub trait Blob: Send + Sync {
     fn export(&self) -> Result<OwnedFd>;
     /// Where `mmap` of [`Transport::device`] shows the blob, in bytes.
     fn mmap_offset(&self) -> Result<u64>;
+    /// Closes the handle of a blob that is mapped. With virtgpu the mapping alone then keeps the memory, and the
+    /// last unmap, whoever does it, ends the resource. Loop-back cannot see an unmap: there the memory goes when the
+    /// result is dropped.
+    fn close_handle(self: Box<Self>) -> Box<dyn Any + Send + Sync>;
 }
 
 /// A way to the host. One object is one virtio-gpu context, which is one guest process.

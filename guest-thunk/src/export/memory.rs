@@ -12,6 +12,7 @@ use virtio_kfd_protocol::limits::MAX_GPUS;
 
 use super::exports;
 use super::pointer::{Address, In, Out, number};
+use crate::thunk::adopt::{self, Kind};
 use crate::thunk::memory::Request;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::{open, process};
@@ -46,15 +47,11 @@ pub(super) fn nodes(number_of_nodes: u64, node_array: In<u32>) -> Outcome<Vec<u3
     Ok(node_array.read_all(count.ok_or_else(wrong)?))
 }
 
-/// Memory that belongs to the application is not given to GPUs: on a stock guest kernel that loses its in-flight I/O.
-/// Runtimes copy such memory in stages when they are told so. Answered without asking the host.
-fn refuse_registration(address: Address) -> Outcome<()> {
+/// Memory that belongs to the application.
+fn register(address: Address, size: u64, nodes: &[u32], kind: Kind) -> Outcome<()> {
     let thunk = open::current()?;
-    if thunk.memory.is_allocated(number(address)) {
-        return Err(Refusal::handle("the memory is an allocation of this library"));
-    }
-    let why = "the application's own memory is not given to GPUs in a guest";
-    Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why))
+    let gpus = if nodes.is_empty() { Vec::new() } else { thunk.snapshot()?.gpu_ids(nodes)? };
+    adopt::register(&thunk, number(address), size, &gpus, kind)
 }
 
 fn take_shared(
@@ -134,39 +131,47 @@ exports! {
     }
 
     /// Registers memory of the application.
-    done("always refused, so that the runtime copies in stages")
+    done("refused with NOT_SUPPORTED, so that runtimes copy in stages, unless VIRTIO_KFD_REGISTER=adopt is set")
     fn hsaKmtRegisterMemory(memory_address: Address, memory_size_in_bytes: u64) {
-        let _ = memory_size_in_bytes;
-        refuse_registration(memory_address)
+        register(memory_address, memory_size_in_bytes, &[], Kind::Coarse)
     }
 
     /// Registers memory of the application for some GPUs.
-    done("always refused, so that the runtime copies in stages")
+    done("as hsaKmtRegisterMemory")
     fn hsaKmtRegisterMemoryToNodes(
         memory_address: Address,
         memory_size_in_bytes: u64,
         number_of_nodes: u64,
         node_array: In<u32>,
     ) {
-        let _ = memory_size_in_bytes;
         open::current()?;
-        nodes(number_of_nodes, node_array)?;
-        refuse_registration(memory_address)
+        let nodes = nodes(number_of_nodes, node_array)?;
+        register(memory_address, memory_size_in_bytes, &nodes, Kind::Coarse)
     }
 
     /// Registers memory of the application with flags.
-    done("always refused, so that the runtime copies in stages")
+    done("as hsaKmtRegisterMemory")
     fn hsaKmtRegisterMemoryWithFlags(
         memory_address: Address,
         memory_size_in_bytes: u64,
         mem_flags: HsaMemFlags,
     ) {
-        let _ = memory_size_in_bytes;
         open::current()?;
-        if mem_flags.is_set(HsaMemFlags::EXTENDED_COHERENT) && mem_flags.is_set(HsaMemFlags::COARSE_GRAIN) {
-            return Err(Refusal::parameter("MemFlags has both ExtendedCoherent and CoarseGrain"));
+        let (coarse, extended) = (HsaMemFlags::COARSE_GRAIN, HsaMemFlags::EXTENDED_COHERENT);
+        let kind = match (mem_flags.is_set(coarse), mem_flags.is_set(extended)) {
+            (true, true) => {
+                return Err(Refusal::parameter("MemFlags has both ExtendedCoherent and CoarseGrain"));
+            }
+            (true, false) => Kind::Coarse,
+            (false, true) => Kind::Extended,
+            (false, false) => Kind::Fine,
+        };
+        let paged = mem_flags.is_set(HsaMemFlags::HOST_ACCESS) && !mem_flags.is_set(HsaMemFlags::NON_PAGED);
+        if !paged {
+            let why = "MemFlags are not those of paged host memory (HostAccess, not NonPaged)";
+            return Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why));
         }
-        refuse_registration(memory_address)
+        register(memory_address, memory_size_in_bytes, &[], kind)
     }
 
     /// Ends a registration.

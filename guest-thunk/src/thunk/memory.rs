@@ -109,8 +109,10 @@ impl State {
     fn free_handles(&mut self, client: &Client) -> Outcome<()> {
         while let Some(handle) = self.handles.last() {
             // KFD refuses (EBUSY) while it is mapped.
-            client.call::<FreeMemory>(&BufferRequest { handle: *handle }, &[], 0)?;
-            self.handles.pop();
+            match client.call::<FreeMemory>(&BufferRequest { handle: *handle }, &[], 0) {
+                Err(error) if !mapping::went_with_its_blob(&error) => return Err(error.into()),
+                _ => self.handles.pop(),
+            };
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The environment variables of AMD's library that mean something here.
+//! The environment variables of AMD's library that mean something here, and one of this library's own.
 
 /// Settings of one open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,18 @@ pub struct Settings {
     pub guard_pages: u64,
     /// `HSA_MAX_VA_ALIGN`: addresses of large allocations are aligned to up to a page times 2 to this power.
     pub alignment_order: u32,
+    /// `VIRTIO_KFD_REGISTER` (this library's own): what becomes of memory of the application that is registered.
+    pub registration: Registration,
+}
+
+/// What becomes of memory of the application that is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Registration {
+    /// It is refused, so that runtimes copy in stages.
+    #[default]
+    Refuse,
+    /// `adopt`: the memory is taken over in place.
+    Adopt,
 }
 
 /// `HSA_OVERRIDE_GFX_VERSION` is set to something that is no version.
@@ -19,7 +31,13 @@ pub struct InvalidOverride;
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { gfx_override: Ok(None), disable_cache: false, guard_pages: 1, alignment_order: 9 }
+        Settings {
+            gfx_override: Ok(None),
+            disable_cache: false,
+            guard_pages: 1,
+            alignment_order: 9,
+            registration: Registration::Refuse,
+        }
     }
 }
 
@@ -39,6 +57,10 @@ impl Settings {
             guard_pages: number("HSA_SVM_GUARD_PAGES")
                 .map_or(default.guard_pages, |n| u64::from(n.min(4096))),
             alignment_order: number("HSA_MAX_VA_ALIGN").map_or(default.alignment_order, |n| n.min(18)),
+            registration: match variable("VIRTIO_KFD_REGISTER").as_deref() {
+                Some("adopt") => Registration::Adopt,
+                _ => Registration::Refuse,
+            },
         }
     }
 }
@@ -82,5 +104,7 @@ mod tests {
         assert!(!with("HSA_DISABLE_CACHE", "0").disable_cache);
         assert_eq!(with("HSA_SVM_GUARD_PAGES", "3").guard_pages, 3);
         assert_eq!(with("HSA_MAX_VA_ALIGN", "99").alignment_order, 18);
+        assert_eq!(with("VIRTIO_KFD_REGISTER", "adopt").registration, Registration::Adopt);
+        assert_eq!(with("VIRTIO_KFD_REGISTER", "1").registration, Registration::Refuse);
     }
 }

@@ -218,6 +218,10 @@ impl Blob for FakeBlob {
     fn mmap_offset(&self) -> Result<u64> {
         Ok(0)
     }
+
+    fn close_handle(self: Box<Self>) -> Box<dyn std::any::Any + Send + Sync> {
+        self
+    }
 }
 
 impl Drop for FakeBlob {

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::thunk::adopt;
+
 /// Bytes of a page.
 pub fn page_size() -> u64 {
     static SIZE: OnceLock<u64> = OnceLock::new();
@@ -129,7 +131,9 @@ fn map(address: Option<u64>, length: u64) -> io::Result<u64> {
     // SAFETY: without MAP_FIXED, or with MAP_FIXED_NOREPLACE, mmap takes only addresses that nothing uses.
     let place =
         unsafe { mmap_anonymous(address.and_then(NonZero::new), length, ProtFlags::PROT_NONE, flags) }?;
-    u64::try_from(place.as_ptr().addr()).map_err(|_| too_large())
+    let start = u64::try_from(place.as_ptr().addr()).map_err(|_| too_large())?;
+    adopt::overtake(start..start.saturating_add(u64::try_from(length.get()).unwrap_or(u64::MAX)));
+    Ok(start)
 }
 
 /// Gives up a part of a reservation.

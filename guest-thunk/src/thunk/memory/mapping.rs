@@ -10,7 +10,7 @@ use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, MapMemory, MapRange, U
 use virtio_kfd_protocol::limits::MAX_REQUESTS_PER_FRAME;
 use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, MapMemoryAnswer,
-    MapRangeRequest, UnmapRangeRequest,
+    MapRangeRequest, Status, UnmapRangeRequest,
 };
 
 use super::address::page_size;
@@ -386,8 +386,15 @@ fn unmap_buffer(client: &Client, handle: Handle, gpus: &[GpuId]) -> (usize, Outc
             let done = usize::try_from(answer.n_success).unwrap_or(usize::MAX).min(gpus.len());
             (done, complete("unmap", gpus, answer))
         }
+        Err(error) if went_with_its_blob(&error) => (gpus.len(), Ok(())),
         Err(error) => (0, Err(error.into())),
     }
+}
+
+/// Whether the host has no such buffer any more: the application has unmapped the memory under a registration, and with the
+/// last mapping of a blob the host's buffers on it end.
+pub(super) fn went_with_its_blob(error: &ClientError) -> bool {
+    matches!(error.status(), Some((Status::BAD_HANDLE, _)))
 }
 
 /// KFD's flags of a part of scratch memory.

@@ -1,5 +1,6 @@
 //! Blobs as the guest's kernel keeps them: a resource lives until nobody has it, a context has each resource once.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -157,6 +158,10 @@ impl Blob for ContextBlob {
 
     fn mmap_offset(&self) -> Result<u64> {
         Err(TransportError::NotSupported("mmap of the device (there is none in loop-back)"))
+    }
+
+    fn close_handle(self: Box<Self>) -> Box<dyn Any + Send + Sync> {
+        Box::new(Arc::clone(&self.resource))
     }
 }
 

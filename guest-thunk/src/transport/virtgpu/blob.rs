@@ -1,5 +1,6 @@
 //! Blobs as GEM objects.
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -177,6 +178,10 @@ impl Blob for GemBlob {
             }
         })?;
         Ok(map.offset)
+    }
+
+    fn close_handle(self: Box<Self>) -> Box<dyn Any + Send + Sync> {
+        Box::new(())
     }
 }
 

@@ -1,0 +1,238 @@
+//! What lies in a range of the process: /proc/self/maps and /proc/self/smaps (proc_pid_maps(5), proc_pid_smaps(5)).
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::ops::Range;
+
+/// A mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// `rwxp` or `rwxs`, with `-` for what is not there.
+    pub permissions: String,
+    /// What is mapped, if it is a file.
+    pub file: FilePlace,
+    /// The file's name, or what the kernel calls the mapping.
+    pub name: String,
+    /// Two-letter flags, where they were asked for.
+    pub flags: Vec<String>,
+    /// Its protection key.
+    pub key: u32,
+}
+
+/// Bytes of a file. All zeros for none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FilePlace {
+    /// Device, as the kernel prints it.
+    pub device: String,
+    /// Number of the file on the device.
+    pub inode: u64,
+    /// Byte of the file at the first address.
+    pub offset: u64,
+}
+
+impl FilePlace {
+    /// So many bytes further on.
+    pub fn after(&self, bytes: u64) -> FilePlace {
+        FilePlace { offset: self.offset.wrapping_add(bytes), ..self.clone() }
+    }
+}
+
+impl Area {
+    /// The part of it in a range.
+    pub fn within(&self, range: &Range<u64>) -> Range<u64> {
+        self.start.max(range.start)..self.end.min(range.end)
+    }
+
+    /// What of the file lies at an address.
+    pub fn file_at(&self, address: u64) -> FilePlace {
+        self.file.after(address.wrapping_sub(self.start))
+    }
+}
+
+/// The mappings that a range touches, in order.
+pub fn areas(range: &Range<u64>) -> io::Result<Vec<Area>> {
+    parse(BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?), range)
+}
+
+/// The same with flags and keys. The kernel looks at every page to make these, so this is slow in large processes.
+pub fn areas_with_flags(range: &Range<u64>) -> io::Result<Vec<Area>> {
+    parse(BufReader::with_capacity(64 << 10, File::open("/proc/self/smaps")?), range)
+}
+
+fn parse(mut text: impl BufRead, range: &Range<u64>) -> io::Result<Vec<Area>> {
+    let mut found: Vec<Area> = Vec::new();
+    let mut inside = false;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if text.read_line(&mut line)? == 0 {
+            return Ok(found);
+        }
+        if let Some(area) = parse_area(&line) {
+            if area.start >= range.end {
+                return Ok(found);
+            }
+            inside = area.end > range.start;
+            if inside {
+                found.push(area);
+            }
+            continue;
+        }
+        let Some(area) = found.last_mut().filter(|_| inside) else { continue };
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            area.flags = flags.split_whitespace().map(str::to_owned).collect();
+        } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
+            area.key = key.trim().parse().unwrap_or(u32::MAX);
+        }
+    }
+}
+
+/// `start-end permissions offset device inode name`
+fn parse_area(line: &str) -> Option<Area> {
+    let mut rest = line.trim_end_matches('\n');
+    let mut field = || {
+        let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
+        rest = after.trim_start();
+        field
+    };
+    let (start, end) = field().split_once('-')?;
+    let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
+    let permissions = field().to_owned();
+    let offset = hexadecimal(field())?;
+    let device = field().to_owned();
+    let inode = field().parse().ok()?;
+    let file = FilePlace { device, inode, offset };
+    Some(Area { start, end, permissions, file, name: rest.to_owned(), flags: Vec::new(), key: 0 })
+}
+
+/// What the fresh mapping has to be like when a range is given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Character {
+    /// Flags out of [`KEPT`].
+    pub flags: Vec<String>,
+    /// `[anon:...]`, if it has such a name.
+    pub name: Option<String>,
+}
+
+/// Flags of ordinary memory, and which of them are kept: no reserve, huge pages or none, mergeable, not in core dumps.
+const ORDINARY: [&str; 8] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "nr"];
+const ADVICE: [&str; 4] = ["hg", "nh", "mg", "dd"];
+/// The flags that a fresh mapping is given as well.
+pub const KEPT: [&str; 5] = ["nr", "hg", "nh", "mg", "dd"];
+
+/// Why a range is not adopted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// Nothing is mapped at this address.
+    Hole(u64),
+    /// It is not ordinary private memory: where, and what it is.
+    Kind(u64, String),
+}
+
+/// Looks at a range of whole pages: it has to be ordinary private memory everywhere, of one character.
+pub fn vet(range: &Range<u64>) -> io::Result<Result<Character, Unfit>> {
+    let areas = areas_with_flags(range)?;
+    Ok(judge(&areas, range))
+}
+
+fn judge(areas: &[Area], range: &Range<u64>) -> Result<Character, Unfit> {
+    let mut next = range.start;
+    let mut character = None;
+    for area in areas {
+        if area.start > next {
+            return Err(Unfit::Hole(next));
+        }
+        let unfit = |what: String| Unfit::Kind(area.start.max(range.start), what);
+        if area.permissions != "rw-p" {
+            return Err(unfit(format!("its permissions are {}, expected rw-p", area.permissions)));
+        }
+        let named = area.name.starts_with("[anon:");
+        if area.file.inode != 0 || !(area.name.is_empty() || area.name == "[heap]" || named) {
+            return Err(unfit(format!("it is {}, expected anonymous memory", area.name)));
+        }
+        if area.flags.is_empty() {
+            return Err(unfit("the kernel does not tell its flags".to_owned()));
+        }
+        let known = |flag: &&String| !(ORDINARY.contains(&flag.as_str()) || ADVICE.contains(&flag.as_str()));
+        if let Some(flag) = area.flags.iter().find(known) {
+            return Err(unfit(format!("it has the flag {flag} (VmFlags of /proc/self/smaps)")));
+        }
+        if area.key != 0 {
+            return Err(unfit(format!("it has protection key {}", area.key)));
+        }
+        let flags = area.flags.iter().filter(|flag| KEPT.contains(&flag.as_str())).cloned().collect();
+        let this = Character { flags, name: named.then(|| area.name.clone()) };
+        if character.get_or_insert_with(|| this.clone()) != &this {
+            return Err(unfit("its attributes change within the range".to_owned()));
+        }
+        next = area.end;
+    }
+    match character {
+        Some(character) if next >= range.end => Ok(character),
+        _ => Err(Unfit::Hole(next)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+55d0c000-55d2d000 rw-p 00000000 00:00 0                          [heap]
+Size:                132 kB
+VmFlags: rd wr mr mw me ac sd
+ProtectionKey:         0
+7f0000000000-7f0000004000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me ac sd
+7f0000004000-7f0000006000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me ac
+7f0000006000-7f0000008000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me lo ac
+7f0000010000-7f0000020000 rw-s 00012000 00:05 1025                       /memfd:a name (deleted)
+VmFlags: rd wr sh mr mw me ms sd
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
+VmFlags: rd wr mr mw me gd ac
+";
+
+    fn judged(range: Range<u64>) -> Result<Character, Unfit> {
+        judge(&parse(SMAPS.as_bytes(), &range).unwrap(), &range)
+    }
+
+    #[test]
+    fn lines_of_smaps() {
+        let range = 0x7f0000011000..0x7f0000012000;
+        let [area] = &parse(SMAPS.as_bytes(), &range).unwrap()[..] else { panic!() };
+        assert_eq!((area.file.inode, area.file.device.as_str()), (1025, "00:05"));
+        assert_eq!(area.name, "/memfd:a name (deleted)");
+        assert_eq!(area.file_at(0x7f0000011000).offset, 0x13000);
+        assert_eq!(area.flags.len(), 8);
+        assert_eq!(area.within(&range), range);
+    }
+
+    #[test]
+    fn only_ordinary_private_memory_is_fit() {
+        assert_eq!(judged(0x55d0c000..0x55d0d000), Ok(Character::default()));
+        assert_eq!(judged(0x7f0000003000..0x7f0000005000), Ok(Character::default()), "two mappings alike");
+        let kind = |range| matches!(judged(range), Err(Unfit::Kind(..)));
+        assert!(kind(0x7f0000005000..0x7f0000007000), "locked");
+        assert!(kind(0x7f0000010000..0x7f0000011000), "shared");
+        assert!(kind(0x7ffc00000000..0x7ffc00001000), "a stack");
+        assert_eq!(judged(0x7f000000a000..0x7f000000b000), Err(Unfit::Hole(0x7f000000a000)));
+        assert_eq!(judged(0x55d2c000..0x55d2e000), Err(Unfit::Hole(0x55d2d000)));
+    }
+
+    #[test]
+    fn this_process() {
+        let page = crate::thunk::memory::address::page_size();
+        let buffer = vec![1u8; 1 << 20];
+        let start = (buffer.as_ptr().addr() as u64).next_multiple_of(page);
+        assert_eq!(vet(&(start..start + 4 * page)).unwrap().map(|it| it.name), Ok(None));
+        let code = (judged as fn(_) -> _ as usize as u64) / page * page;
+        assert!(matches!(vet(&(code..code + page)).unwrap(), Err(Unfit::Kind(..))));
+    }
+}

@@ -1,0 +1,265 @@
+//! The exchange of a range's pages for a blob's, and back.
+#![allow(unsafe_code, reason = "mappings are moved over memory of the application")]
+
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use hsakmt_abi::status::HsakmtStatus;
+use virtio_kfd_protocol::GuestVa;
+
+use super::maps::{self, Character, FilePlace};
+use super::pages::{self, Reader};
+use super::stop::Stopped;
+use super::{Segment, fault, system};
+use crate::client::Client;
+use crate::thunk::memory::address::{Reservation, page_size};
+use crate::thunk::refusal::{Level, Outcome, Refusal, say};
+use crate::transport::Blob;
+
+/// Environment variable: `userfaultfd` or `ptrace`, for how writers are held; else the first that this process may use.
+pub const HOLD_VARIABLE: &str = "VIRTIO_KFD_REGISTER_HOLD";
+
+/// How writers are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    Fault,
+    Stop,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Method::Fault => "userfaultfd",
+            Method::Stop => "ptrace",
+        }
+    }
+}
+
+/// Chosen at the first use, while nothing is held.
+fn method() -> Method {
+    static METHOD: OnceLock<Method> = OnceLock::new();
+    *METHOD.get_or_init(|| {
+        let method = match std::env::var(HOLD_VARIABLE).as_deref() {
+            Ok("ptrace") => Method::Stop,
+            _ if fault::is_available() => Method::Fault,
+            _ => Method::Stop,
+        };
+        say(Level::Info, || format!("memory is adopted with writers held by {}", method.name()));
+        method
+    })
+}
+
+/// As long as it lives nobody else writes to the range; see what its parts say about allocation and locks.
+enum Hold {
+    Fault { _protected: fault::Protected },
+    Stop { _stopped: Stopped },
+}
+
+impl Hold {
+    fn new(range: &Range<u64>, parts: usize) -> Outcome<Hold> {
+        // With several parts a failure between them has to be undone, which takes that nobody goes on meanwhile.
+        if method() == Method::Fault && parts == 1 {
+            // Where it does not do for this range, the other way may.
+            if let Ok(protected) = fault::Protected::new(range) {
+                return Ok(Hold::Fault { _protected: protected });
+            }
+        }
+        let stopped = Stopped::new((range.start, range.end));
+        let stopped = stopped.map_err(|why| Refusal::new(HsakmtStatus::NOT_SUPPORTED, why.to_string()))?;
+        Ok(Hold::Stop { _stopped: stopped })
+    }
+}
+
+/// Whether the calling thread itself needs a range: its stack, or what the C library keeps for it.
+pub fn is_in_use_here(range: &Range<u64>) -> bool {
+    let local = 0u8;
+    let here = std::ptr::from_ref(&local).addr() as u64;
+    let stack = stack().unwrap_or_else(|| here.saturating_sub(64 << 10)..here.saturating_add(64 << 10));
+    // SAFETY: no argument; the place is the thread's own.
+    let errno = unsafe { libc::__errno_location() }.addr() as u64;
+    (stack.start < range.end && range.start < stack.end) || range.contains(&errno)
+}
+
+/// The calling thread's stack.
+fn stack() -> Option<Range<u64>> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: no argument.
+    let this = unsafe { libc::pthread_self() };
+    // SAFETY: the C library fills the attributes of the calling thread.
+    if unsafe { libc::pthread_getattr_np(this, attributes.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    let (mut lowest, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: the attributes were filled, and the results live beyond the call.
+    let result = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
+    // SAFETY: they were filled, and are not used again.
+    let _ = unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    let lowest = lowest.addr() as u64;
+    (result == 0).then(|| lowest..lowest.saturating_add(size as u64))
+}
+
+/// A blob, mapped and populated beside the range that it is going to replace.
+struct Prepared {
+    blob: Box<dyn Blob>,
+    staging: Reservation,
+    parts: Vec<(Range<u64>, FilePlace)>,
+}
+
+/// Adopts a range that was vetted.
+pub fn adopt(client: &Client, range: Range<u64>, character: Character) -> Outcome<Segment> {
+    let Prepared { blob, staging, parts } = prepare(client, &range)?;
+    let reader = Reader::new().map_err(|error| system("/proc/self/pagemap", &error))?;
+    let hold = Hold::new(&range, parts.len())?;
+    // From here to the drop of the hold: no allocation, no lock.
+    let swapped = swap(&reader, &range, staging.start(), &parts);
+    drop(hold);
+    swapped.map_err(|error| system("the exchange of pages", &error))?;
+    // All of it has been moved away: what is mapped there next is somebody else's.
+    std::mem::forget(staging);
+    let resource = blob.resource();
+    Ok(Segment { range, resource, blob: Some(blob.close_handle()), parts, character, uses: 0 })
+}
+
+fn prepare(client: &Client, range: &Range<u64>) -> Outcome<Prepared> {
+    let size = range.end.saturating_sub(range.start);
+    let blob = client.guest_memory(size)?;
+    let staging = Reservation::new(size, page_size(), 0, (0, u64::MAX));
+    let staging = staging.map_err(|error| system("addresses for staging", &error))?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    blob.map_fixed(GuestVa(staging.start()), size, protection)
+        .map_err(|error| Refusal::error(error.to_string()))?;
+    let place = staging.start()..staging.start().saturating_add(size);
+    let areas = maps::areas(&place).map_err(|error| system("/proc/self/maps", &error))?;
+    let parts = areas.iter().map(|area| {
+        let piece = area.within(&place);
+        let start = piece.start.saturating_sub(place.start);
+        (start..piece.end.saturating_sub(place.start), area.file_at(piece.start))
+    });
+    Ok(Prepared { blob, parts: parts.collect(), staging })
+}
+
+/// Copies and moves; after an error the range is as it was.
+fn swap(
+    reader: &Reader,
+    range: &Range<u64>,
+    staging: u64,
+    parts: &[(Range<u64>, FilePlace)],
+) -> std::io::Result<()> {
+    reader.copy(range, staging)?;
+    for (done, (part, _)) in parts.iter().enumerate() {
+        let from = shifted(part, staging);
+        let to = shifted(part, range.start);
+        // SAFETY: the staging mapping is ours, and nobody has its address. The range is the application's, who asked
+        // for it to be replaced; it has the same content, and who could change that is held.
+        if let Err(error) = unsafe { pages::move_over(&from, to.start) } {
+            restore(&to, &from);
+            undo(range, staging, parts.get(..done).unwrap_or_default());
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn shifted(part: &Range<u64>, by: u64) -> Range<u64> {
+    part.start.saturating_add(by)..part.end.saturating_add(by)
+}
+
+/// A move that failed may have left a hole: it is filled again.
+fn restore(hole: &Range<u64>, content: &Range<u64>) {
+    if !pages::is_mapped(hole)
+        && pages::map_fresh(Some(hole.start), hole.end.saturating_sub(hole.start), true).is_ok()
+    {
+        // SAFETY: both are mapped now, the staging mapping and the fresh one.
+        unsafe { pages::copy_mapped(content, hole.start) };
+    }
+}
+
+/// Moves parts back to the staging addresses, and puts private memory in their place. Everything is stopped.
+fn undo(range: &Range<u64>, staging: u64, parts: &[(Range<u64>, FilePlace)]) {
+    for (part, _) in parts {
+        let (from, to) = (shifted(part, range.start), shifted(part, staging));
+        // SAFETY: the part is the blob's mapping, moved there by this call, and its old place is free.
+        if unsafe { pages::move_over(&from, to.start) }.is_ok() {
+            restore(&from, &to);
+        }
+    }
+}
+
+/// Puts fresh private memory with the same content in place of what is left of a segment. After an error it is as it was.
+pub fn give_back(segment: &mut Segment) -> Result<(), String> {
+    let areas = maps::areas(&segment.range).map_err(|error| format!("/proc/self/maps: {error}"))?;
+    let intact: Vec<Range<u64>> = segment.intact(&areas, &segment.range).collect();
+    let whole = segment.range.end.saturating_sub(segment.range.start);
+    let left: u64 = intact.iter().map(|piece| piece.end.saturating_sub(piece.start)).sum();
+    if !intact.is_empty() {
+        replace(segment, &intact)?;
+    }
+    let Some(blob) = segment.blob.take() else { return Ok(()) };
+    if left != whole && is_mapped_elsewhere(segment) {
+        // The application has moved it. With a guest's kernel the mapping keeps the memory; in loop-back nothing else
+        // does, so it is not given back.
+        std::mem::forget(blob);
+    }
+    Ok(())
+}
+
+fn is_mapped_elsewhere(segment: &Segment) -> bool {
+    let Ok(areas) = maps::areas(&(0..u64::MAX)) else { return true };
+    segment.parts.iter().any(|(part, place)| {
+        let (first, end) = (place.offset, place.after(part.end.saturating_sub(part.start)).offset);
+        areas.iter().any(|area| {
+            let file = &area.file;
+            let until = file.after(area.end.saturating_sub(area.start)).offset;
+            file.inode == place.inode && file.device == place.device && file.offset < end && first < until
+        })
+    })
+}
+
+fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
+    let Segment { range, character, .. } = segment;
+    let aside = Reservation::new(range.end.saturating_sub(range.start), page_size(), 0, (0, u64::MAX));
+    let aside = aside.map_err(|error| format!("addresses: {error}"))?;
+    let has = |flag: &str| character.flags.iter().any(|it| it == flag);
+    let advice = [
+        (has("hg"), libc::MADV_HUGEPAGE),
+        (has("nh"), libc::MADV_NOHUGEPAGE),
+        (has("mg"), libc::MADV_MERGEABLE),
+        (has("dd"), libc::MADV_DONTDUMP),
+    ];
+    let no_reserve = has("nr");
+    let name = character.name.as_deref().and_then(|name| name.strip_prefix("[anon:")?.strip_suffix(']'));
+    let name = name.and_then(|name| CString::new(name).ok());
+    let stopped = Stopped::new((0, 0)).map_err(|why| why.to_string())?;
+    // From here to the drop of `stopped`: no allocation, no lock.
+    let mut outcome = Ok(());
+    for piece in intact {
+        let away = shifted(
+            &(piece.start.saturating_sub(range.start)..piece.end.saturating_sub(range.start)),
+            aside.start(),
+        );
+        // SAFETY: the piece is the blob's mapping, and the new place is this call's reservation.
+        outcome = unsafe { pages::move_over(piece, away.start) };
+        if outcome.is_err() {
+            break;
+        }
+        let length = piece.end.saturating_sub(piece.start);
+        if let Err(error) = pages::map_fresh(Some(piece.start), length, no_reserve) {
+            // SAFETY: back to where it was, which is free.
+            let _ = unsafe { pages::move_over(&away, piece.start) };
+            outcome = Err(error);
+            break;
+        }
+        for (_, advice) in advice.iter().filter(|(wanted, _)| *wanted) {
+            pages::advise(piece, *advice);
+        }
+        if let Some(name) = &name {
+            pages::name(piece, name);
+        }
+        // SAFETY: both are mapped: the blob beside, and the fresh memory.
+        unsafe { pages::copy_mapped(&away, piece.start) };
+    }
+    drop(stopped);
+    outcome.map_err(|error| format!("the exchange of pages: {error}"))
+}
