@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kfd_seam::Result;
@@ -19,6 +20,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::engine::windows::Windows;
 use crate::locks;
 
 /// Page size of the GPU and of the CPU.
@@ -49,6 +51,7 @@ pub fn page_align(bytes: u64) -> Option<u64> {
 pub struct Arena {
     file: File,
     ranges: Mutex<Ranges>,
+    windows: Windows,
 }
 
 impl Arena {
@@ -61,12 +64,12 @@ impl Arena {
         let end = FIRST_OFFSET.checked_add(capacity).filter(|end| *end <= NOTES).ok_or(Errno::ENOMEM)?;
         let file = File::from(descriptor);
         file.set_len(note_at(end).ok_or(Errno::ENOMEM)?).map_err(|error| errno(&error))?;
-        Ok(Self { file, ranges: Mutex::new(Ranges::new(FIRST_OFFSET, end)) })
+        Ok(Self { file, ranges: Mutex::new(Ranges::new(FIRST_OFFSET, end)), windows: Windows::default() })
     }
 
     /// The arena of another process, of which this one uses what it has a lock on. Nothing can be taken from it.
     pub fn of_another(file: File) -> Self {
-        Self { file, ranges: Mutex::new(Ranges::new(0, 0)) }
+        Self { file, ranges: Mutex::new(Ranges::new(0, 0)), windows: Windows::default() }
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {
@@ -138,6 +141,15 @@ impl Arena {
     pub fn is_used_elsewhere(&self, offset: u64, length: u64) -> bool {
         // What cannot be told is taken as used: the range is then lost, and nothing else.
         locks::held_elsewhere(&self.file, offset, length).unwrap_or(true)
+    }
+
+    /// Where bytes of the file lie in this process, and how many of `length` in a row. They are mapped as long as the
+    /// arena lives.
+    ///
+    /// # Errors
+    /// What `mmap` answers.
+    pub fn host(&self, offset: u64, length: u64) -> Result<(NonNull<u8>, u64)> {
+        self.windows.find(&self.file, offset, length)
     }
 
     /// Another descriptor of the same open file description, for a map.

@@ -23,6 +23,8 @@ pub mod runner;
 pub mod sdma;
 pub mod signal;
 mod transfer;
+pub mod view;
+pub mod windows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

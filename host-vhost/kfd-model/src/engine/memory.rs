@@ -53,19 +53,7 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// The fault; some of the bytes may have been copied.
     fn copy(&self, to: u64, from: u64, length: u64) -> Result<(), Fault> {
-        let mut buffer = vec![0u8; usize::try_from(length).map_or(BOUNCE, |length| length.min(BOUNCE))];
-        let backwards = overlaps_backwards(to, from, length);
-        let mut left = length;
-        while left > 0 {
-            let piece = left.min(buffer.len() as u64);
-            let offset = if backwards { left - piece } else { length - left };
-            let part = usize::try_from(piece).ok().and_then(|piece| buffer.get_mut(..piece));
-            let Some(part) = part else { return Ok(()) };
-            self.read(from.wrapping_add(offset), part)?;
-            self.write(to.wrapping_add(offset), part)?;
-            left -= piece;
-        }
-        Ok(())
+        copy_by_buffer(self, to, from, length)
     }
 
     /// Writes `pattern`, little-endian, over `length` bytes from `to` on.
@@ -89,6 +77,28 @@ pub trait Memory: Send + Sync {
 
 /// Size of the buffer that copies go through, in bytes: a multiple of every pattern.
 const BOUNCE: usize = 64 << 10;
+
+/// Copies through a buffer, from whichever end does not overwrite what is still to be read.
+pub(crate) fn copy_by_buffer(
+    memory: &(impl Memory + ?Sized),
+    to: u64,
+    from: u64,
+    length: u64,
+) -> Result<(), Fault> {
+    let mut buffer = vec![0u8; usize::try_from(length).map_or(BOUNCE, |length| length.min(BOUNCE))];
+    let backwards = overlaps_backwards(to, from, length);
+    let mut left = length;
+    while left > 0 {
+        let piece = left.min(buffer.len() as u64);
+        let offset = if backwards { left - piece } else { length - left };
+        let part = usize::try_from(piece).ok().and_then(|piece| buffer.get_mut(..piece));
+        let Some(part) = part else { return Ok(()) };
+        memory.read(from.wrapping_add(offset), part)?;
+        memory.write(to.wrapping_add(offset), part)?;
+        left -= piece;
+    }
+    Ok(())
+}
 
 /// A copy upwards onto itself, which has to start at the end.
 pub(crate) fn overlaps_backwards(to: u64, from: u64, length: u64) -> bool {
