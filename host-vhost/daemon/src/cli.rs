@@ -32,14 +32,21 @@ pub struct Args {
     #[arg(long = "gpu", value_name = "SELECTOR")]
     pub gpus: Vec<String>,
 
-    /// Most VRAM of each guest process, not of the VM: all together may have up to --max-contexts times as much. With
-    /// a suffix K, M, G or T.
+    /// Most VRAM of the VM, over all its processes and GPUs. With a suffix K, M, G or T.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub vram_limit: Option<u64>,
 
-    /// Most guest memory that is shared with GPUs, over all guest processes.
+    /// Most VRAM of each guest process.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub vram_limit_per_process: Option<u64>,
+
+    /// Most guest memory that is given to GPUs, over all guest processes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub guest_memory_limit: Option<u64>,
+
+    /// Most guest memory that each guest process gives to GPUs.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub guest_memory_limit_per_process: Option<u64>,
 
     /// Address space in the guest through which its CPUs reach memory of the host; a power of two.
     #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value_t = DEFAULT_WINDOW)]

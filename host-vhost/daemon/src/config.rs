@@ -3,6 +3,15 @@
 use kfd_ipc::worker::Settings;
 use serde::{Deserialize, Serialize};
 
+/// A limit in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// Of all contexts together.
+    pub vm: Option<u64>,
+    /// Of each context.
+    pub process: Option<u64>,
+}
+
 /// Set by the operator, or found out by the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceConfig {
@@ -10,10 +19,10 @@ pub struct DeviceConfig {
     pub gpus: Vec<String>,
     /// How many GPUs they select.
     pub gpu_count: u32,
-    /// Most bytes of VRAM of each context, or no limit. There is none over all contexts.
-    pub vram_limit: Option<u64>,
-    /// Most bytes of guest memory in blobs, over all contexts, or no limit.
-    pub guest_memory_limit: Option<u64>,
+    /// Most bytes of VRAM, or no limit.
+    pub vram_limit: Limit,
+    /// Most bytes of guest memory that is given to GPUs, or no limit.
+    pub guest_memory_limit: Limit,
     /// Bytes of the shared memory window.
     pub window: u64,
     /// Most contexts at a time.
@@ -24,11 +33,14 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// What the worker of a context is told.
-    pub fn worker_settings(&self, name: String) -> Settings {
+    pub fn worker_settings(&self, name: String, ledger_slot: u32) -> Settings {
         Settings {
             gpus: self.gpus.clone(),
-            vram_limit: self.vram_limit,
-            guest_memory_limit: self.guest_memory_limit,
+            vram_limit: self.vram_limit.process,
+            guest_memory_limit: self.guest_memory_limit.process,
+            vm_vram_limit: self.vram_limit.vm,
+            vm_guest_memory_limit: self.guest_memory_limit.vm,
+            ledger_slot,
             max_buffers: crate::budget::MAX_BUFFERS_PER_CONTEXT,
             max_runs: u32::try_from(crate::budget::MAX_RUNS_PER_CONTEXT).unwrap_or(u32::MAX),
             name,

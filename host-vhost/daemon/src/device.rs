@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
+use kfd_ipc::ledger::Ledger;
 use kfd_ipc::{Channel, IPC_FD};
 use kfd_sandbox::{Role, SandboxError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -74,13 +75,15 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
     let supervisor = Channel::from(take_inherited(IPC_FD).map_err(system("the supervisor's channel"))?);
     let socket = take_inherited(SOCKET_FD).map_err(system("the listening socket"))?;
     let mut listener = Listener::from(UnixListener::from(socket));
+    let slots = (config.max_contexts as usize).saturating_add(1);
+    let ledger = Ledger::create(slots).map_err(|error| system("the ledger")(io::Error::other(error)))?;
     // Before there are other threads, which Landlock and the capability sets would not reach.
     let sandbox = kfd_sandbox::enter(Role::Device)?;
     tracing::debug!("device: {sandbox}");
 
     let backend = Arc::new(Mutex::new(None));
     let window = config.window;
-    let session = Session::new(config, supervisor, backend.clone()).map_err(system("the session"))?;
+    let session = Session::new(config, supervisor, backend.clone(), ledger).map_err(system("the session"))?;
     let device = Arc::new(Device::new(session, backend, window));
     let memory = GuestMemoryAtomic::new(Ram::new());
     let mut daemon =

@@ -8,6 +8,7 @@
 #![deny(clippy::arithmetic_side_effects)]
 
 mod channel;
+pub mod ledger;
 pub mod supervisor;
 pub mod worker;
 

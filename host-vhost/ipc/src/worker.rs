@@ -27,8 +27,14 @@ pub struct Settings {
     pub gpus: Vec<String>,
     /// Most bytes of VRAM of this context, or no limit.
     pub vram_limit: Option<u64>,
-    /// Most bytes of guest memory that are given to the GPU, or no limit.
+    /// Most bytes of guest memory of this context that are given to the GPU, or no limit.
     pub guest_memory_limit: Option<u64>,
+    /// Most bytes of VRAM of all contexts together, or no limit.
+    pub vm_vram_limit: Option<u64>,
+    /// Most bytes of guest memory of all contexts together, or no limit.
+    pub vm_guest_memory_limit: Option<u64>,
+    /// The slot of the [`crate::ledger::Ledger`] that is this worker's.
+    pub ledger_slot: u32,
     /// Most buffers.
     pub max_buffers: u32,
     /// Most runs of guest memory that are mapped in the worker, over all blobs.
@@ -37,7 +43,8 @@ pub struct Settings {
     pub name: String,
 }
 
-/// Device to worker. Descriptors: [`ToWorker::AddRegion`] has one, the region's file; [`ToWorker::AttachShared`] has one,
+/// Device to worker. Descriptors: [`ToWorker::Start`] has one, the ledger, where there are limits of the VM;
+/// [`ToWorker::AddRegion`] has one, the region's file; [`ToWorker::AttachShared`] has one,
 /// the dma-buf, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToWorker<'a> {
@@ -145,6 +152,8 @@ pub enum Caching {
 /// Memory of a buffer in a file that travels beside the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportedMemory {
+    /// Bytes of VRAM of the whole buffer, which are in use for as long as anything of it is.
+    pub vram: u64,
     /// Offset in the file in bytes, a multiple of the page size.
     pub offset: u64,
     /// Bytes.
@@ -160,6 +169,10 @@ pub struct SharedPiece {
     pub offset: u64,
     /// Bytes; a multiple of the page size, not 0.
     pub size: u64,
+    /// The buffer: [`virtio_kfd_protocol::Handle`] as a number.
+    pub handle: u64,
+    /// Bytes of VRAM of the whole buffer, which are in use for as long as anything of it is.
+    pub vram: u64,
     /// Where the piece lies in a file that travels as the second descriptor, and its caching. None for memory that no CPU
     /// can see.
     pub memory: Option<ExportedMemory>,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use kfd_abi::memory::AllocFlags;
 use kfd_host::{GuestMapping, KfdError, KfdHandle, NewBuffer};
+use kfd_ipc::ledger::Account;
 use kfd_ipc::worker::Run;
 use nix::errno::Errno;
 use virtio_kfd_protocol::{AllocMemoryRequest, GpuId, Handle, ResourceId, ShareToken, Status};
@@ -23,12 +24,16 @@ use crate::share::HostBlob;
 pub const MAX_GTT_BYTES: u64 = 16 << 20;
 
 /// What a context may use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Limits {
     /// Bytes of VRAM.
     pub vram: u64,
     /// Bytes of system memory that GPUs can reach: guest memory, and GTT buffers, which the host provides.
     pub system: u64,
+    /// Bytes of VRAM of all contexts of the VM.
+    pub vm_vram: Option<Account>,
+    /// Bytes of system memory of all contexts of the VM.
+    pub vm_system: Option<Account>,
     /// Buffers.
     pub buffers: usize,
     /// Mappings of guest memory in this process.
@@ -71,8 +76,8 @@ impl Memory {
             guest: GuestMemory::new(limits.runs),
             buffers: Table::new(),
             max_buffers: limits.buffers,
-            vram: Budget::new("bytes of VRAM", limits.vram),
-            system: Budget::new("bytes of system memory", limits.system),
+            vram: Budget::new("bytes of VRAM", limits.vram).with(limits.vm_vram),
+            system: Budget::new("bytes of system memory", limits.system).with(limits.vm_system),
             gtt: Budget::new("bytes of the host's memory", MAX_GTT_BYTES),
             runs: Budget::new("mappings of guest memory", limits.runs.into()),
             gems: Gems::default(),
@@ -388,7 +393,8 @@ mod tests {
 
     #[test]
     fn what_goes_over_one_limit_uses_up_no_other() {
-        let mut memory = Memory::new(Limits { vram: 8, system: 8, buffers: 1, runs: 8 });
+        let mut memory =
+            Memory::new(Limits { vram: 8, system: 8, buffers: 1, runs: 8, ..Default::default() });
         let cost = Cost { vram: 9, system: 8, gtt: 8, runs: 8 };
         for over in [cost, Cost { system: 9, vram: 8, ..cost }, Cost { runs: 9, ..cost }] {
             assert_eq!(memory.charge(over).unwrap_err().status, Status::LIMIT, "{over:?}");

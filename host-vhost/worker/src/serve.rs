@@ -52,13 +52,13 @@ impl From<RingError> for ServeError {
 pub fn serve(channel: Channel) -> Result<(), ServeError> {
     let channel = Arc::new(channel);
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-    let settings = match channel.receive::<ToWorker<'_>>(&mut buffer) {
-        Ok((ToWorker::Start(settings), descriptors)) if descriptors.is_empty() => settings,
+    let (settings, ledger) = match channel.receive::<ToWorker<'_>>(&mut buffer) {
+        Ok((ToWorker::Start(settings), descriptors)) => (settings, descriptors.into_iter().next()),
         Ok(_) => return Err(ServeError::Device("the first message is not Start".into())),
         Err(IpcError::Closed) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    let context = match start(&settings, channel.clone()) {
+    let context = match start(&settings, ledger, channel.clone()) {
         Ok(context) => Arc::new(context),
         Err(error) => {
             channel.send(&FromWorker::Failed { message: error.to_string() }, &[])?;

@@ -95,7 +95,8 @@ impl Context {
         let vram = matches!(buffer.backing, Backing::Vram { .. });
         let caching = if vram { Caching::WriteCombining } else { Caching::Cached };
         let offset = buffer.mmap_offset()?.checked_add(offset)?;
-        Some((gpu.render.as_fd(), ExportedMemory { offset, size, caching }))
+        let vram = if vram { buffer.size } else { 0 };
+        Some((gpu.render.as_fd(), ExportedMemory { vram, offset, size, caching }))
     }
 }
 
@@ -206,7 +207,9 @@ impl Memory {
         };
         let whole = start.checked_add(offset).ok_or_else(|| Failure::invalid("ShareMemory: the offset"))?;
         let token = new_token()?;
-        let piece = SharedPiece { offset: whole, size, memory: shown.map(|(_, memory)| memory) };
+        let vram = if matches!(buffer.backing, Backing::Vram { .. }) { buffer.size } else { 0 };
+        let memory = shown.map(|(_, memory)| memory);
+        let piece = SharedPiece { offset: whole, size, handle: handle.0, vram, memory };
         context.share(token, piece, dmabuf.as_fd(), shown.map(|(file, _)| file))?;
         self.tokens.insert(token, handle);
         let buffer = self.buffer_mut(handle)?;

@@ -1,13 +1,15 @@
 //! From the settings to a confined process with everything open.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use kfd_host::kfd::KFD_PATH;
 use kfd_host::topology::{self, GpuNode, TOPOLOGY_PATH, TopologyError};
 use kfd_host::{Kfd, KfdError, RenderNode};
+use kfd_ipc::ledger::{Account, Counted, Ledger};
 use kfd_ipc::worker::Settings;
-use kfd_ipc::{Channel, IPC_FD};
+use kfd_ipc::{Channel, IPC_FD, IpcError};
 use kfd_sandbox::{Role, SandboxError};
 use nix::errno::Errno;
 use thiserror::Error;
@@ -75,13 +77,20 @@ pub enum StartError {
     /// The topology does not fit in an archive.
     #[error("{0}")]
     Archive(#[from] ArchiveError),
+    /// The page on which the VM's use of memory is counted.
+    #[error("the ledger of the VM: {0}")]
+    Ledger(#[from] IpcError),
     /// The process cannot be confined.
     #[error("{0}")]
     Sandbox(#[from] SandboxError),
 }
 
 /// Opens everything and enters the sandbox.
-pub fn start(settings: &Settings, channel: Arc<Channel>) -> Result<Context, StartError> {
+pub fn start(
+    settings: &Settings,
+    ledger: Option<OwnedFd>,
+    channel: Arc<Channel>,
+) -> Result<Context, StartError> {
     let kfd = Kfd::open().map_err(open_error)?;
     let version = kfd.version()?;
     if version.major != kfd_abi::version::KFD_IOCTL_MAJOR_VERSION {
@@ -93,15 +102,23 @@ pub fn start(settings: &Settings, channel: Arc<Channel>) -> Result<Context, Star
     if chosen.len() > MAX_GPUS {
         return Err(StartError::TooManyGpus { found: chosen.len() });
     }
-    let archive = Archive::new(&topology, &chosen, settings.vram_limit)?;
+    let vram_limit = settings.vram_limit.into_iter().chain(settings.vm_vram_limit).min();
+    let archive = Archive::new(&topology, &chosen, vram_limit)?;
     let gpus: Result<Vec<Gpu>, StartError> = chosen.iter().map(open_gpu).collect();
+    let ledger = ledger.map(Ledger::open).transpose()?.map(Arc::new);
+    let account = |counted, limit: Option<u64>| {
+        let slot = settings.ledger_slot as usize;
+        Some(Account::new(ledger.clone()?, slot, counted, limit.unwrap_or(u64::MAX)))
+    };
     let memory = Memory::new(Limits {
         vram: settings.vram_limit.unwrap_or(u64::MAX),
         system: settings.guest_memory_limit.unwrap_or(u64::MAX),
+        vm_vram: account(Counted::Vram, settings.vm_vram_limit),
+        vm_system: account(Counted::System, settings.vm_guest_memory_limit),
         buffers: settings.max_buffers as usize,
         runs: settings.max_runs,
     });
-    let context = Context::new(kfd, version, gpus?, archive, settings.vram_limit, memory, channel);
+    let context = Context::new(kfd, version, gpus?, archive, vram_limit, memory, channel);
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
     // Not for every log: a guest can make contexts without end.

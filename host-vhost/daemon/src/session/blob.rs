@@ -285,11 +285,12 @@ impl Session {
             Kind::Host(host) => {
                 host.memory = None;
                 host.dmabuf = None;
-                let source = host.source.take();
+                let (source, origin) = (host.source.take(), host.origin.take());
                 if !host.busy {
                     self.take_map(resource);
                 }
                 self.leave_source(source);
+                self.leave_origin(origin);
             }
         }
     }
@@ -465,8 +466,9 @@ impl Session {
                 self.tell_worker(holder, Some(ForWorker::Plain(ToWorker::DetachShared { resource })));
             }
         }
-        if let Kind::Host(HostBlob { source, .. }) = entry.kind {
+        if let Kind::Host(HostBlob { source, origin, .. }) = entry.kind {
             self.leave_source(source);
+            self.leave_origin(origin);
         }
     }
 

@@ -36,6 +36,8 @@ pub struct Worker {
     pub id: u64,
     /// The context's id.
     pub context: u32,
+    /// Its slot in the ledger.
+    pub slot: usize,
     /// The channel to it, once it runs.
     pub link: Link<ForWorker>,
     /// The command that made the context, until the worker is ready.
@@ -100,11 +102,16 @@ impl Session {
                 format_args!("{open} contexts are open, no more are allowed"),
             );
         }
+        let taken = |slot: &usize| self.workers.values().any(|worker| worker.slot == *slot);
+        let Some(slot) = (0..self.config.max_contexts as usize).find(|slot| !taken(slot)) else {
+            return refuse(Response::OutOfMemory, "no slot in the ledger is free");
+        };
         self.last_worker = self.last_worker.wrapping_add(1);
         let id = self.last_worker;
         let mut worker = Worker {
             id,
             context: header.ctx_id,
+            slot,
             link: Link::default(),
             create: Some(token),
             start_by: Instant::now().checked_add(WORKER_START),
@@ -114,8 +121,11 @@ impl Session {
             runs: 0,
             files: Vec::new(),
         };
-        let settings = self.config.worker_settings(clean_name(&name, header.ctx_id));
-        let first = std::iter::once(ForWorker::Plain(ToWorker::Start(settings)));
+        let settings = self
+            .config
+            .worker_settings(clean_name(&name, header.ctx_id), u32::try_from(slot).unwrap_or(u32::MAX));
+        let start = ForWorker::WithFile(ToWorker::Start(settings), self.ledger_file.clone());
+        let first = std::iter::once(start);
         for message in first.chain(self.memory.regions().iter().map(add_region)) {
             // There is no channel yet, so that nothing is sent and nothing can fail.
             let _ = worker.link.send(message);
@@ -203,6 +213,7 @@ impl Session {
             }
         }
         self.revoke_shares(id);
+        self.orphan_buffers(id, worker.slot);
         // A context that lives on without its worker still needs the blob for its answers.
         if self.contexts.get(&number).is_none_or(|context| context.worker != id) {
             self.abandon_resources(id);
@@ -415,6 +426,7 @@ impl Session {
         self.contexts.clear();
         self.resources.clear();
         self.shares.clear();
+        self.forget_orphans();
         self.leave_window();
         self.stopping = false;
         self.stopped = true;
@@ -432,6 +444,8 @@ fn add_region(region: &Region) -> ForWorker {
 
 #[cfg(test)]
 mod tests {
+    use kfd_ipc::ledger::Ledger;
+
     use super::*;
     use crate::budget::WORKER_REPLY;
     use crate::config::DeviceConfig;
@@ -441,14 +455,15 @@ mod tests {
         let config = DeviceConfig {
             gpus: Vec::new(),
             gpu_count: 1,
-            vram_limit: None,
-            guest_memory_limit: None,
+            vram_limit: Default::default(),
+            guest_memory_limit: Default::default(),
             window: 0,
             max_contexts: 2,
             log: String::new(),
         };
         let (supervisor, _other_end) = Channel::pair().unwrap();
-        let mut session = Session::new(config, supervisor, Default::default()).unwrap();
+        let mut session =
+            Session::new(config, supervisor, Default::default(), Ledger::create(3).unwrap()).unwrap();
         let now = Instant::now();
         let start_by = now + WORKER_START;
         for (id, start_by) in [(1, None), (2, Some(start_by))] {
@@ -457,6 +472,7 @@ mod tests {
                 Worker {
                     id,
                     context: 0,
+                    slot: 0,
                     link: Link::default(),
                     create: None,
                     start_by,

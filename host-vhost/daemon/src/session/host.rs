@@ -9,6 +9,7 @@ use virtio_kfd_protocol::ShareToken;
 
 use super::blob::{Kind, Operation};
 use super::link::ForWorker;
+use super::orphan::Origin;
 use super::{Answer, Asked, Session, Step, Token, refuse};
 use crate::budget::{MAX_HOST_BLOBS, PAGE, WORKER_REPLY, has_share};
 use crate::command::{CreateBlob, Header, Response};
@@ -26,8 +27,12 @@ pub struct HostBlob {
     pub dmabuf: Option<Arc<File>>,
     /// Where in the buffer the blob begins, in bytes.
     pub offset: u64,
+    /// What the guest named: the buffer or the token.
+    pub handle: u64,
     /// What brought the memory; none where it could not be had, or is gone.
     pub source: Option<Source>,
+    /// Which buffer it shows, once that is known.
+    pub origin: Option<Origin>,
     /// Where it is mapped in the window.
     pub mapped_at: Option<u64>,
     /// It was mapped when its context ended, and is not any more: the guest's own unmap has nothing left to do.
@@ -62,13 +67,15 @@ pub struct HostMemory {
 
 impl HostBlob {
     /// A blob whose memory has to come yet.
-    fn new(size: u64, source: Source) -> Self {
+    fn new(size: u64, handle: u64, source: Source) -> Self {
         HostBlob {
             size,
             memory: None,
             dmabuf: None,
             offset: 0,
+            handle,
             source: Some(source),
+            origin: None,
             mapped_at: None,
             taken: false,
             busy: false,
@@ -98,12 +105,12 @@ impl Session {
         let resource = request.resource_id;
         let (host, step) = match ShareToken::from_blob_id(request.blob_id) {
             Some(secret) => {
-                let mut host = HostBlob::new(request.size, Source::Token(secret));
+                let mut host = HostBlob::new(request.size, request.blob_id, Source::Token(secret));
                 self.use_share(secret, &mut host)?;
                 (host, Step::Done(Response::Ok))
             }
             None => {
-                let mut host = HostBlob::new(request.size, Source::Buffer);
+                let mut host = HostBlob::new(request.size, request.blob_id, Source::Buffer);
                 host.busy = true;
                 (host, Step::Pending)
             }
@@ -145,7 +152,8 @@ impl Session {
                 return;
             }
         };
-        let size = self.host_blob(resource).map_or(0, |host| host.size);
+        let (size, handle) = self.host_blob(resource).map_or((0, 0), |host| (host.size, host.handle));
+        let origin = Origin { worker, handle, vram: memory.vram };
         let mut descriptors = descriptors.into_iter();
         let checked = match descriptors.next() {
             Some(file) => self.check_memory(worker, memory, size, file),
@@ -160,6 +168,8 @@ impl Session {
                 if let Some(host) = self.host_blob(resource) {
                     host.memory = Some(memory);
                     host.dmabuf = dmabuf;
+                    // None where its context has ended meanwhile, and it shows nothing.
+                    host.origin = host.source.map(|_| origin);
                 }
                 self.commands.finish(token, Response::Ok);
                 self.resume(resource);

@@ -10,17 +10,20 @@ mod context;
 mod frame;
 mod host;
 pub(crate) mod link;
+mod orphan;
 mod room;
 mod share;
 mod window;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kfd_ipc::ledger::Ledger;
 use kfd_ipc::supervisor::{FromSupervisor, ToSupervisor};
 use kfd_ipc::{Channel, MAX_MESSAGE_BYTES};
 use rustix::event::epoll;
@@ -41,6 +44,7 @@ pub use completion::{Commands, Completed, Token};
 use blob::Resource;
 use context::{Context, Worker};
 use link::Link;
+use orphan::Orphans;
 use share::Share;
 use window::Window;
 
@@ -112,6 +116,10 @@ pub struct Session {
     workers: HashMap<u64, Worker>,
     resources: HashMap<u32, Resource>,
     shares: HashMap<ShareToken, Share>,
+    /// What all contexts use together; the last slot is for what outlives its context.
+    ledger: Ledger,
+    ledger_file: Arc<File>,
+    orphans: Orphans,
     tickets: HashMap<u64, Ticket>,
     window: Window,
     mapper: Mapper,
@@ -135,7 +143,13 @@ pub struct Session {
 
 impl Session {
     /// A device without contexts.
-    pub fn new(config: DeviceConfig, supervisor: Channel, backend: SharedBackend) -> io::Result<Self> {
+    pub fn new(
+        config: DeviceConfig,
+        supervisor: Channel,
+        backend: SharedBackend,
+        ledger: Ledger,
+    ) -> io::Result<Self> {
+        let ledger_file = Arc::new(File::from(ledger.file().try_clone_to_owned()?));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = rustix::time::timerfd_create(
             TimerfdClockId::Monotonic,
@@ -155,6 +169,9 @@ impl Session {
             workers: HashMap::new(),
             resources: HashMap::new(),
             shares: HashMap::new(),
+            ledger,
+            ledger_file,
+            orphans: Orphans::default(),
             tickets: HashMap::new(),
             mapper,
             own_regions,

@@ -15,6 +15,7 @@ use virtio_kfd_protocol::limits::MAX_SHARES;
 use super::blob::Operation;
 use super::host::{HostBlob, HostMemory};
 use super::link::ForWorker;
+use super::orphan::Origin;
 use super::{Answer, Session, Step, Token, refuse};
 use crate::budget::PAGE;
 use crate::command::{self, Header, Response};
@@ -22,8 +23,8 @@ use crate::command::{self, Header, Response};
 /// What a token opens.
 #[derive(Debug)]
 pub struct Share {
-    /// The worker whose buffer it is.
-    worker: u64,
+    /// The buffer.
+    origin: Origin,
     /// Where in the buffer the piece begins, in bytes.
     offset: u64,
     /// Bytes.
@@ -152,7 +153,8 @@ impl Session {
         piece: SharedPiece,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        let SharedPiece { offset, size, memory } = piece;
+        let SharedPiece { offset, size, handle, vram, memory } = piece;
+        let origin = Origin { worker, handle, vram };
         let pages = offset.is_multiple_of(PAGE) && size.is_multiple_of(PAGE) && size != 0;
         let Some(token) = ShareToken::from_blob_id(token).filter(|token| !self.shares.contains_key(token))
         else {
@@ -161,7 +163,7 @@ impl Session {
         if !pages || offset.checked_add(size).is_none() {
             return Err(format!("it shared {piece:?}"));
         }
-        if self.shares.values().filter(|share| share.worker == worker).count() >= MAX_SHARES {
+        if self.shares.values().filter(|share| share.origin.worker == worker).count() >= MAX_SHARES {
             return Err(format!("it shares more than {MAX_SHARES} pieces"));
         }
         let mut descriptors = descriptors.into_iter();
@@ -175,7 +177,7 @@ impl Session {
             None => None,
         };
         let dmabuf = Arc::new(dmabuf);
-        let share = Share { worker, offset, size, dmabuf, memory, blobs: 0, revoked: false };
+        let share = Share { origin, offset, size, dmabuf, memory, blobs: 0, revoked: false };
         self.shares.insert(token, share);
         Ok(())
     }
@@ -184,7 +186,7 @@ impl Session {
     pub(super) fn unshare(&mut self, worker: u64, token: u64) {
         let token = ShareToken(token);
         match self.shares.get_mut(&token) {
-            Some(share) if share.worker == worker && !share.revoked => share.revoked = true,
+            Some(share) if share.origin.worker == worker && !share.revoked => share.revoked = true,
             _ => {
                 self.end_worker(worker, "it took back a token that it does not have");
                 return;
@@ -195,8 +197,12 @@ impl Session {
 
     /// A worker is gone, and its buffers with it: its tokens open nothing any more. What was made with them goes on.
     pub(super) fn revoke_shares(&mut self, worker: u64) {
-        let tokens: Vec<ShareToken> =
-            self.shares.iter().filter(|(_, share)| share.worker == worker).map(|(token, _)| *token).collect();
+        let tokens: Vec<ShareToken> = self
+            .shares
+            .iter()
+            .filter(|(_, share)| share.origin.worker == worker)
+            .map(|(token, _)| *token)
+            .collect();
         for token in tokens {
             if let Some(share) = self.shares.get_mut(&token) {
                 share.revoked = true;
@@ -220,6 +226,7 @@ impl Session {
         host.memory = share.memory.clone();
         host.dmabuf = Some(share.dmabuf.clone());
         host.offset = share.offset;
+        host.origin = Some(share.origin);
         Ok(())
     }
 
@@ -236,7 +243,7 @@ impl Session {
         let over = self.shares.get(&token).is_some_and(|share| share.revoked && share.blobs == 0);
         if over && let Some(share) = self.shares.remove(&token) {
             let message = ToWorker::ShareGone { token: token.0 };
-            self.tell_worker(share.worker, Some(ForWorker::Plain(message)));
+            self.tell_worker(share.origin.worker, Some(ForWorker::Plain(message)));
         }
     }
 }

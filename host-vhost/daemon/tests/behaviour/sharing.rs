@@ -1,6 +1,6 @@
 //! Memory that several contexts use: blobs attached to more than one, and tokens.
 
-use virtio_kfd_protocol::calls::{FreeMemory, ImportMemory, ShareMemory};
+use virtio_kfd_protocol::calls::{AvailableMemory, FreeMemory, ImportMemory, ShareMemory};
 use virtio_kfd_protocol::frame::{AnswerFrame, RequestFrameBuilder};
 use virtio_kfd_protocol::*;
 
@@ -20,6 +20,7 @@ crate::tests![
     what_a_token_opened_outlives_its_buffer,
     workers_that_share_nonsense_are_ended,
     guest_memory_is_used_by_two_contexts,
+    memory_that_outlives_its_context_counts_for_the_vm,
 ];
 
 /// One call of a context, on ring 0.
@@ -329,4 +330,38 @@ fn guest_memory_is_used_by_two_contexts() {
     let mut expected = [(head, OK), (last, OK)];
     expected.sort_unstable();
     assert_eq!(back, expected);
+}
+
+fn memory_that_outlives_its_context_counts_for_the_vm() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    contexts(&mut vmm, 2);
+    let used = |vmm: &mut Vmm| {
+        let answer = call::<AvailableMemory>(vmm, 2, &GpuRequest::default()).unwrap();
+        answer.available
+    };
+    assert_eq!(used(&mut vmm), 2 * stub::OWN_VRAM);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x4000))), OK);
+    assert_eq!(kind(&vmm.command(&host_blob(1, 61, stub::HELD_BUFFER + 100, 0x8000))), OK);
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[60, 0]))), OK);
+    let token = share(&mut vmm, 1, stub::NO_DMABUF, 0, 0x1000);
+    share(&mut vmm, 1, stub::NO_BUFFER, 0, 0x1_0000);
+    for blob in [62, 63] {
+        assert_eq!(kind(&vmm.command(&by_token(2, blob, token, 0x1000))), OK);
+    }
+    // While its context lives, its worker counts it.
+    assert_eq!(used(&mut vmm), 2 * stub::OWN_VRAM);
+    assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 1))), OK);
+    assert_eq!(used(&mut vmm), stub::OWN_VRAM + 0x5000, "what the other one holds, each buffer once");
+    for (blob, left) in [(62, 0x5000), (60, 0x1000), (63, 0)] {
+        assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[blob, 0]))), OK);
+        assert_eq!(used(&mut vmm), stub::OWN_VRAM + left, "{blob}");
+    }
+    // A slot is used again, empty.
+    for _ in 0..3 {
+        open_context(&mut vmm, 3);
+        assert_eq!(used(&mut vmm), 2 * stub::OWN_VRAM);
+        assert_eq!(kind(&vmm.command(&header(CTX_DESTROY, 3))), OK);
+        assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[answer_blob(3), 0]))), OK);
+    }
 }

@@ -5,6 +5,7 @@
 //! - `WaitEvents` with a time-out waits for that too, on any ring.
 //! - `SetEvent` with one of the event ids below misbehaves in that way.
 //! - `AllocMemory` writes [`MARK`] into the guest memory of its blob at its offset.
+//! - `AvailableMemory` answers with what the ledger says is in use, [`OWN_VRAM`] for each worker.
 //! - `ShareMemory` shares a buffer of its own under a token, `FreeMemory` takes its tokens back, and `ImportMemory` answers with
 //!   the first words of an attached blob in place of a handle.
 
@@ -13,14 +14,16 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use kfd_ipc::ledger::{Counted, Ledger};
 use kfd_ipc::worker::{Caching, ExportedMemory, FromWorker, Run, SharedPiece, ToWorker};
 use kfd_ipc::{Channel, IPC_FD, MAX_MESSAGE_BYTES};
 use rustix::fs::{MemfdFlags, memfd_create};
-use virtio_kfd_protocol::calls::{Hello, ImportMemory, SetEvent, ShareMemory};
+use virtio_kfd_protocol::calls::{AvailableMemory, Hello, ImportMemory, SetEvent, ShareMemory};
 use virtio_kfd_protocol::frame::RawRequest;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RequestFrame};
 use virtio_kfd_protocol::{
-    Handle, HelloAnswer, ImportMemoryAnswer, Request, ShareMemoryAnswer, ShareToken, Status,
+    AvailableMemoryAnswer, Handle, HelloAnswer, ImportMemoryAnswer, Request, ShareMemoryAnswer, ShareToken,
+    Status,
 };
 
 /// Frames on this ring wait.
@@ -65,6 +68,9 @@ pub const SHARED_GUEST_RAM: u32 = 9;
 /// A blob that the worker does not give back.
 pub const KEPT_BLOB: u32 = 4242;
 
+/// What each worker says that it uses.
+pub const OWN_VRAM: u64 = 0x100_0000;
+
 /// What is written into guest memory.
 pub const MARK: &[u8; 16] = b"a worker's words";
 /// What host memory begins with.
@@ -89,6 +95,7 @@ struct Stub {
     /// Tokens, by the buffer.
     tokens: Vec<(u64, u32)>,
     unshared: HashSet<u64>,
+    ledger: Option<Ledger>,
 }
 
 pub fn run() {
@@ -106,6 +113,15 @@ impl Stub {
     fn message(&mut self, channel: &Channel, message: ToWorker<'_>, descriptor: Option<OwnedFd>) {
         match message {
             ToWorker::Start(settings) => {
+                self.ledger = descriptor.map(|file| Ledger::open(file).unwrap());
+                if let Some(ledger) = &self.ledger {
+                    assert_eq!(
+                        ledger.of(settings.ledger_slot as usize, Counted::Vram),
+                        0,
+                        "a slot of a worker before"
+                    );
+                    ledger.set(settings.ledger_slot as usize, Counted::Vram, OWN_VRAM);
+                }
                 assert_eq!(std::env::vars().filter(|(name, _)| name != "VIRTIO_KFD_LOG").count(), 0);
                 let gpu_count = match settings.gpus.first().map(String::as_str) {
                     Some(NO_KFD) => {
@@ -187,7 +203,8 @@ impl Stub {
         if index == SMALL_BUFFER {
             exported -= 4096;
         }
-        let memory = Ok(ExportedMemory { offset: 0, size: exported, caching: Caching::WriteCombining });
+        let memory =
+            Ok(ExportedMemory { vram: size, offset: 0, size: exported, caching: Caching::WriteCombining });
         let files = [&file, &file];
         let count = if index == NO_DMABUF { 1 } else { 2 };
         reply(channel, &FromWorker::Exported { ticket, memory }, &files[..count]);
@@ -225,6 +242,10 @@ impl Stub {
                         _ => Status::BAD_RESOURCE,
                     };
                     answer.push_status(raw.header.opcode, status, 0);
+                }
+                Request::AvailableMemory { .. } => {
+                    let available = self.ledger.as_ref().unwrap().sum(Counted::Vram);
+                    answer.push::<AvailableMemory>(&raw.header, &AvailableMemoryAnswer { available }, &[]);
                 }
                 Request::ShareMemory { fixed, .. } => {
                     let token = self.share(channel, fixed.handle, fixed.offset, fixed.size);
@@ -266,8 +287,8 @@ impl Stub {
             SHARED_GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
             _ => buffer(offset + size),
         };
-        let memory = ExportedMemory { offset, size, caching: Caching::WriteCombining };
-        let piece = SharedPiece { offset, size, memory: Some(memory) };
+        let memory = ExportedMemory { vram: size, offset, size, caching: Caching::WriteCombining };
+        let piece = SharedPiece { offset, size, handle: handle.0, vram: size, memory: Some(memory) };
         let files = [&file, &file];
         let count = if index == NO_FILE { 0 } else { 2 };
         reply(channel, &FromWorker::Share { token: token.0, piece }, &files[..count]);

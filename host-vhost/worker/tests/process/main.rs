@@ -4,5 +4,6 @@
 mod event;
 mod memory;
 mod open;
+mod range;
 mod sandbox;
 mod support;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use kfd_ipc::ledger::{Counted, Ledger};
 use kfd_ipc::worker::{Caching, Settings, ToWorker};
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
@@ -301,4 +302,57 @@ fn memory_without_an_address_can_be_had() {
     for buffer in [one, two] {
         worker.call::<FreeMemory>(&BufferRequest { handle: buffer.handle }, &[]).unwrap();
     }
+}
+
+#[test]
+fn limits_of_the_vm_hold_over_its_contexts() {
+    let ledger = Ledger::create(3).unwrap();
+    let file = File::from(ledger.file().try_clone_to_owned().unwrap());
+    let start = |slot| {
+        let limits = Settings {
+            vram_limit: Some(6 * 4096),
+            vm_vram_limit: Some(8 * 4096),
+            vm_guest_memory_limit: Some(4 * 4096),
+            ledger_slot: slot,
+            ..settings()
+        };
+        let mut worker = Worker::spawn(Some("gfx906"));
+        worker.start_with(limits, Some(&file));
+        worker.hello().unwrap();
+        let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
+        let gpu_id = apertures[0].gpu_id;
+        worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+        (worker, gpu_id)
+    };
+    let ((mut a, gpu_id), (mut b, _)) = (start(0), start(1));
+    let gpu = GpuRequest { gpu_id, pad: 0 };
+    let left = |worker: &mut Worker| worker.call::<AvailableMemory>(&gpu, &[]).unwrap().0.available / 4096;
+    let vram = |page, pages| alloc(gpu_id, page, pages, VRAM);
+    assert_eq!((left(&mut a), left(&mut b)), (6, 6));
+    let (held, _) = a.call::<AllocMemory>(&vram(0, 5), &[]).unwrap();
+    assert_eq!((left(&mut a), left(&mut b)), (1, 3));
+    assert_eq!(b.failure::<AllocMemory>(&vram(0, 4), &[]), (Status::LIMIT, 0));
+    let (_second, _) = b.call::<AllocMemory>(&vram(0, 3), &[]).unwrap();
+    assert_eq!((left(&mut a), left(&mut b)), (0, 0));
+    assert_eq!(a.failure::<AllocMemory>(&vram(8, 1), &[]), (Status::LIMIT, 0));
+    // What is held stays usable, and what is given back can be had by the other.
+    let (mapped, _) = a.call::<MapMemory>(&BufferRequest { handle: held.handle }, &[gpu_id]).unwrap();
+    assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+    a.call::<UnmapMemory>(&BufferRequest { handle: held.handle }, &[gpu_id]).unwrap();
+    a.call::<FreeMemory>(&BufferRequest { handle: held.handle }, &[]).unwrap();
+    assert_eq!((left(&mut a), left(&mut b)), (5, 3), "its own limit, and the VM's");
+    assert_eq!(ledger.of(0, Counted::Vram), 0);
+    // Guest memory.
+    for worker in [&mut a, &mut b] {
+        worker.guest_memory(&guest_ram(), 64, 5, &[0, 2, 4]);
+    }
+    let on_blob = |pages| AllocMemoryRequest { resource: ResourceId(5), ..alloc(gpu_id, 16, pages, USERPTR) };
+    a.call::<AllocMemory>(&on_blob(3), &[]).unwrap();
+    assert_eq!(b.failure::<AllocMemory>(&on_blob(2), &[]), (Status::LIMIT, 0));
+    b.call::<AllocMemory>(&on_blob(1), &[]).unwrap();
+    assert_eq!((ledger.of(0, Counted::System), ledger.of(1, Counted::System)), (3 * 4096, 4096));
+    // The device clears the slot of a worker that is gone.
+    drop(b);
+    ledger.clear(1);
+    assert_eq!(left(&mut a), 6);
 }

@@ -125,7 +125,12 @@ impl Worker {
 
     /// Sends the settings and waits until it is ready.
     pub fn start(&mut self, settings: Settings) {
-        self.send(&ToWorker::Start(settings), None);
+        self.start_with(settings, None);
+    }
+
+    /// The same, with the ledger of a VM.
+    pub fn start_with(&mut self, settings: Settings, ledger: Option<&File>) {
+        self.send(&ToWorker::Start(settings), ledger);
         match self.other() {
             (Other::Ready { .. }, files) if files.is_empty() => {}
             (other, _) => panic!("{other:?}\n{}", self.log()),
