@@ -13,6 +13,7 @@ crate::tests![
     guest_memory_goes_to_the_context_it_is_attached_to,
     lists_of_guest_memory_are_checked,
     a_million_entries_are_refused_without_a_copy,
+    blobs_of_more_than_4_gib,
     host_memory_is_seen_through_the_window,
     maps_are_bounded_and_apart,
     host_memory_that_cannot_be_had,
@@ -183,6 +184,22 @@ fn a_million_entries_are_refused_without_a_copy() {
         assert_eq!(use_blob(&mut vmm, 1, 6, 0), Status::OK);
         assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[6, 0]))), OK);
     }
+}
+
+fn blobs_of_more_than_4_gib() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    // The same 16 MiB again and again, and one page more, which is another one.
+    let mut entries = vec![(HIGH, HIGH_SIZE as u32); 320];
+    entries.push((SCRATCH, 0x1000));
+    let size = 320 * HIGH_SIZE + 0x1000;
+    assert!(size > 5 << 30);
+    assert_eq!(kind(&vmm.command(&guest_blob(1, 5, size, &entries))), OK);
+    mark(&mut vmm, 1, 5, size - 0x40);
+    assert_eq!(vmm.read(SCRATCH + 0x1000 - 0x40, 16), stub::MARK);
+    mark(&mut vmm, 1, 5, (4 << 30) + 0x123_4560);
+    assert_eq!(vmm.read(HIGH + ((4 << 30) + 0x123_4560) % HIGH_SIZE, 16), stub::MARK);
 }
 
 fn host_memory_is_seen_through_the_window() {

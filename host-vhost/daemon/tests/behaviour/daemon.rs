@@ -38,6 +38,11 @@ impl Daemon {
         UnixStream::connect(&self.socket).unwrap()
     }
 
+    /// The supervisor.
+    pub fn supervisor(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The device process that runs now.
     pub fn device(&self) -> u32 {
         wait_for_some("the device process", || {

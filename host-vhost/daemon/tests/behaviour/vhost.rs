@@ -1,9 +1,12 @@
 //! The main channel: tables of memory, stops, resets, disconnects.
 
-use std::os::fd::AsRawFd;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
@@ -21,6 +24,7 @@ crate::tests![
     a_table_that_comes_again_keeps_everything,
     memory_that_is_added_and_taken_away,
     memory_under_a_blob_that_is_taken_away_is_fenced_off,
+    wrong_changes_of_the_memory_are_refused,
     a_pause_gives_everything_back,
     a_reset_of_the_guest_gives_everything_back,
     a_vmm_that_keeps_its_maps_is_told_to_unmap,
@@ -127,6 +131,115 @@ fn memory_under_a_blob_that_is_taken_away_is_fenced_off() {
         assert_eq!(kind(&vmm.command(&simple(RESOURCE_UNREF, 0, &[blob, 0]))), OK);
     }
     assert_eq!(open_files(daemon.device()), files);
+}
+
+/// A message of a front-end with descriptors, past the crate, which sends no wrong ones. Returns the acknowledgement; none where
+/// the device breaks off.
+fn raw(
+    stream: &UnixStream,
+    request: u32,
+    region: &VhostUserMemoryRegionInfo,
+    files: &[&std::fs::File],
+) -> Option<u64> {
+    use std::io::Read;
+    // Version 1, an answer is asked for (VhostUserMsg and VhostUserMemRegMsg, docs/interop/vhost-user.rst).
+    let mut bytes: Vec<u8> = [request, 1 | 1 << 3, 40].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let body = [0, region.guest_phys_addr, region.memory_size, region.userspace_addr, region.mmap_offset];
+    bytes.extend(body.iter().flat_map(|word| word.to_le_bytes()));
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    }
+    sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
+    let mut answer = [0; 20];
+    let mut stream = stream;
+    stream.read_exact(&mut answer).ok()?;
+    Some(u64::from_le_bytes(answer[12..].try_into().unwrap()))
+}
+
+/// Case C70. The vhost crate acknowledges an error and breaks the connection off; the next one is served by a new device process.
+fn wrong_changes_of_the_memory_are_refused() {
+    const ADD_MEM_REG: u32 = 37;
+    const REM_MEM_REG: u32 = 38;
+    let daemon = Daemon::start(&[]);
+    let file = memfd(MORE_SIZE);
+    let good = more(&file);
+    let wrong: &[(&str, u32, VhostUserMemoryRegionInfo, usize)] = &[
+        (
+            "removed with another size",
+            REM_MEM_REG,
+            VhostUserMemoryRegionInfo { memory_size: MORE_SIZE / 2, ..good },
+            0,
+        ),
+        (
+            "removed elsewhere",
+            REM_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: MORE + 4096, ..good },
+            0,
+        ),
+        (
+            "added without a file",
+            ADD_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: 2 * MORE, ..good },
+            0,
+        ),
+        (
+            "added with two files",
+            ADD_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: 2 * MORE, ..good },
+            2,
+        ),
+        (
+            "added beyond the file",
+            ADD_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: 2 * MORE, mmap_offset: 1 << 40, ..good },
+            1,
+        ),
+        (
+            "added at an odd offset",
+            ADD_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: 2 * MORE, mmap_offset: 8, ..good },
+            1,
+        ),
+        (
+            "added over other memory",
+            ADD_MEM_REG,
+            VhostUserMemoryRegionInfo { guest_phys_addr: MORE + 4096, ..good },
+            1,
+        ),
+    ];
+    let mut files = 0;
+    for (round, (what, request, region, count)) in wrong.iter().enumerate() {
+        let stream = daemon.connect();
+        let vmm_stream = stream.try_clone().unwrap();
+        let mut vmm = Vmm::set_up(vmm_stream, Setup::default());
+        open_context(&mut vmm, 1);
+        // What is right is done, by the same means; a descriptor beside a removal is closed.
+        let device = open_files(daemon.device());
+        for _ in 0..10 {
+            assert_eq!(raw(&stream, ADD_MEM_REG, &good, &[&file]), Some(0), "{what}");
+            assert_eq!(raw(&stream, REM_MEM_REG, &good, &[&file]), Some(0), "{what}");
+        }
+        // What is on its way to a worker is still held.
+        wait_for("the regions' files", || open_files(daemon.device()) == device);
+        assert_eq!(raw(&stream, ADD_MEM_REG, &good, &[&file]), Some(0), "{what}");
+        check_context(&mut vmm, 1);
+        let given: Vec<&std::fs::File> = (0..*count).map(|_| &*file).collect();
+        let answer = raw(&stream, *request, region, &given);
+        assert_ne!(answer, Some(0), "{what}");
+        drop((vmm, stream));
+        if round == 0 {
+            files = open_files(daemon.supervisor());
+        }
+    }
+    let mut vmm = Vmm::connect(&daemon);
+    open_context(&mut vmm, 1);
+    check_context(&mut vmm, 1);
+    drop(vmm);
+    wait_for("the workers' end", || daemon.workers().is_empty());
+    assert!(open_files(daemon.supervisor()) <= files, "{files} after the first one");
 }
 
 /// A device with contexts, a map and frames in flight.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use kfd_ipc::ledger::{Counted, Ledger};
-use kfd_ipc::worker::{Caching, Settings, ToWorker};
+use kfd_ipc::worker::{Caching, Run, Settings, ToWorker};
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
@@ -355,4 +355,60 @@ fn limits_of_the_vm_hold_over_its_contexts() {
     drop(b);
     ledger.clear(1);
     assert_eq!(left(&mut a), 6);
+}
+
+/// A guest whose every page lies apart from the next: up to the bounds all of it is real mappings, of which a process
+/// has 65,530 (`vm.max_map_count`).
+#[test]
+fn scattered_memory_works_up_to_its_bounds() {
+    use virtio_kfd_protocol::limits::MAX_BLOB_RUNS;
+    /// What the device gives a context (`MAX_RUNS_PER_CONTEXT`).
+    const ALL: u64 = 48 * 1024;
+    let (mut worker, gpu_id) = worker(Settings { max_runs: ALL as u32, ..settings() });
+    let pages = 2 * ALL + 2;
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(pages * 4096).unwrap();
+    worker.send(&ToWorker::AddRegion { region: 1, file_offset: 0, size: pages * 4096 }, Some(&file));
+    let attach = |worker: &mut Worker, resource: u32, first_page: u64, count: u64| {
+        let runs: Vec<Run> = (0..count)
+            .map(|run| Run { region: 1, offset: (first_page + 2 * run) * 4096, len: 4096 })
+            .collect();
+        for (first_run, runs) in (0..).step_by(4096).zip(runs.chunks(4096)) {
+            let (size, total_runs, runs) = (count * 4096, count as u32, runs.to_vec());
+            worker.send(&ToWorker::AttachBlob { resource, size, first_run, total_runs, runs }, None);
+        }
+    };
+    let most = MAX_BLOB_RUNS as u64;
+    attach(&mut worker, 5, 0, most);
+    attach(&mut worker, 6, 2 * most, ALL - most);
+    attach(&mut worker, 7, 2 * ALL, 1);
+    attach(&mut worker, 8, 0, most + 1);
+    let on = |resource, page: u64, count: u64| AllocMemoryRequest {
+        resource: ResourceId(resource),
+        ..alloc(gpu_id, page, count, USERPTR)
+    };
+    let mut buffers = Vec::new();
+    for (resource, page, count) in [(5, 0, most), (6, 2 * most, ALL - most)] {
+        let (buffer, _) = worker.call::<AllocMemory>(&on(resource, page, count), &[]).unwrap();
+        let buffer = BufferRequest { handle: buffer.handle };
+        let (mapped, _) = worker.call::<MapMemory>(&buffer, &[gpu_id]).unwrap();
+        assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+        buffers.push(buffer);
+    }
+    assert_eq!(mappings(&worker), ALL as usize);
+    // One run more: of the context, of its mappings, of a blob.
+    for (resource, count) in [(7, 1), (8, 1), (5, 1)] {
+        let request = on(resource, 4 * ALL, count);
+        assert_eq!(worker.failure::<AllocMemory>(&request, &[]), (Status::LIMIT, 0), "{resource}");
+    }
+    // What is held works on, and comes back whole.
+    for buffer in buffers {
+        let (unmapped, _) = worker.call::<UnmapMemory>(&buffer, &[gpu_id]).unwrap();
+        assert_eq!((unmapped.n_success, unmapped.errno), (1, 0));
+        worker.call::<FreeMemory>(&buffer, &[]).unwrap();
+    }
+    assert_eq!(mappings(&worker), 0);
+    let (whole, _) = worker.call::<AllocMemory>(&on(5, 0, most), &[]).unwrap();
+    assert_eq!(mappings(&worker), most as usize);
+    worker.call::<FreeMemory>(&BufferRequest { handle: whole.handle }, &[]).unwrap();
 }

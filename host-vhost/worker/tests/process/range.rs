@@ -313,3 +313,49 @@ fn memory_counts_until_nothing_holds_it() {
     assert_eq!((left(&mut worker), free(&mut worker, buffer)), (0, (Status::OK, 0)));
     assert_eq!(left(&mut worker), 8);
 }
+
+#[test]
+fn sizes_above_4_gib() {
+    const GIB: u64 = 1 << 30;
+    let (mut worker, gpu_id) = worker();
+    let buffer = alloc(&mut worker, gpu_id, 0, 6 * GIB / P, VRAM | PUBLIC);
+    worker.send(&ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: 6 * GIB }, None);
+    let (Other::Exported { memory: Ok(memory), .. }, _files) = worker.other() else { panic!("not exported") };
+    assert_eq!((memory.size, memory.vram), (6 * GIB, 6 * GIB));
+    let high =
+        MapRangeRequest { offset: 5 * GIB + P, size: GIB - P, ..range(buffer, gpu_id, 0, 1, VA + 8 * GIB) };
+    worker.call::<MapRange>(&high, &[]).unwrap();
+    let beyond = MapRangeRequest { size: GIB, ..high };
+    assert_eq!(worker.failure::<MapRange>(&beyond, &[]), (Status::INVALID, 0));
+    let (_, offset, size, _dmabuf) = share(&mut worker, buffer, (4 * GIB + P) / P, 2);
+    assert_eq!((offset, size), (4 * GIB + P, 2 * P));
+    let (whole, bytes) = import(&mut worker, 60, gpu_id, VA + 64 * GIB).unwrap();
+    assert_eq!(bytes, 6 * GIB);
+    let (mapped, _) = worker.call::<MapMemory>(&BufferRequest { handle: whole }, &[gpu_id]).unwrap();
+    assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+
+    let ram = tempfile::tempfile().unwrap();
+    ram.set_len(9 * GIB).unwrap();
+    worker.send(&ToWorker::AddRegion { region: 1, file_offset: 0, size: 9 * GIB }, Some(&ram));
+    let runs = vec![
+        kfd_ipc::worker::Run { region: 1, offset: 4 * GIB, len: 5 * GIB },
+        kfd_ipc::worker::Run { region: 1, offset: 0, len: 3 * GIB },
+    ];
+    worker
+        .send(&ToWorker::AttachBlob { resource: 5, size: 8 * GIB, first_run: 0, total_runs: 2, runs }, None);
+    for (offset, size, va) in [(0, 8 * GIB, VA + 128 * GIB), (4 * GIB, 4 * GIB, VA + 256 * GIB)] {
+        let request = AllocMemoryRequest {
+            va: GuestVa(va),
+            size,
+            gpu_id,
+            flags: USERPTR | WRITABLE,
+            resource: ResourceId(5),
+            resource_offset: offset,
+            ..Default::default()
+        };
+        let (guest, _) = worker.call::<AllocMemory>(&request, &[]).unwrap();
+        let (mapped, _) =
+            worker.call::<MapMemory>(&BufferRequest { handle: guest.handle }, &[gpu_id]).unwrap();
+        assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+    }
+}
