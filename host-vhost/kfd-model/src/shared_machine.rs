@@ -1,6 +1,6 @@
 //! The memory of one machine as several processes share it: a file in which each process says what it uses.
 //!
-//! Each process has a slot, and a lock on it that goes with the process however it ends ([`crate::locks`]). What
+//! Each process has a slot, and a lock on it that goes with the process however it ends (`locks`). What
 //! stands in the slot of a process that is gone counts no more, so nothing has to be cleaned up and nothing that a
 //! killed process left behind changes a later result.
 

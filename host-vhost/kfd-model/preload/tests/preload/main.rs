@@ -5,4 +5,6 @@ mod files;
 #[cfg(test)]
 mod rocminfo;
 #[cfg(test)]
+mod share;
+#[cfg(test)]
 mod support;

@@ -27,6 +27,24 @@ pub fn library() -> &'static Path {
     })
 }
 
+/// Compiles a C program of these tests into `directory`; `None`, with the reason printed, without a compiler.
+pub fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
+    let program = directory.join(source.trim_end_matches(".c"));
+    let path = package().join("tests/preload").join(source);
+    let mut command = Command::new("cc");
+    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(path);
+    match command.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(program)
+        }
+        Err(error) => {
+            println!("skipped: cc: {error}");
+            None
+        }
+    }
+}
+
 /// Runs `command` on the model `profile` for at most five minutes.
 pub fn run(profile: &str, command: &mut Command) -> Output {
     let mut limited = Command::new("timeout");
