@@ -8,7 +8,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use kfd_ipc::worker::Run;
-use rustix::fs::fstat;
+use rustix::fs::{FileType, fstat};
 use thiserror::Error;
 use virtio_kfd_protocol::limits::MAX_BLOB_RUNS;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
@@ -38,6 +38,20 @@ struct Identity {
     offset: u64,
     base: u64,
     size: u64,
+}
+
+/// An access beyond the end of a file ends the process that makes it (SIGBUS), so there may be none.
+fn check_size(file: &File, identity: &Identity) -> std::io::Result<()> {
+    let stat = fstat(file)?;
+    let end = identity.offset.checked_add(identity.size);
+    let reaches = end.is_some_and(|end| i64::try_from(end).is_ok_and(|end| end <= stat.st_size));
+    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && !reaches {
+        return Err(std::io::Error::other(format!(
+            "{:#x} bytes at {:#x} of a file of {:#x}",
+            identity.size, identity.offset, stat.st_size
+        )));
+    }
+    Ok(())
 }
 
 /// A region of the guest's memory.
@@ -124,6 +138,7 @@ impl Memory {
                 base: region.start_addr().raw_value(),
                 size: region.len(),
             };
+            check_size(place.file(), &identity)?;
             let known = self.regions.iter().find(|known| known.identity == identity);
             if known.is_none() && (self.own.contains(&identity) || is_own(identity.file)) {
                 own.insert(identity);
@@ -332,6 +347,18 @@ mod tests {
         let other = memory.update(&table(&[(0, 1 << 20, &b, 0)]), never).unwrap();
         assert_eq!((other.added.len(), other.removed), (1, vec![1]));
         assert_eq!(other.added[0].id, 2, "ids are not reused");
+    }
+
+    #[test]
+    fn a_region_ends_within_its_file() {
+        let short = file(1 << 20);
+        let mut memory = Memory::default();
+        // Made while the file was large enough, as a hostile VMM would; the map itself succeeds in any case.
+        let table = table(&[(0, 1 << 20, &short, 0)]);
+        short.set_len(1 << 19).unwrap();
+        let error = memory.update(&table, never).unwrap_err();
+        assert_eq!(error.to_string(), "0x100000 bytes at 0x0 of a file of 0x80000");
+        assert!(memory.regions().is_empty());
     }
 
     #[test]

@@ -371,8 +371,8 @@ impl VhostUserBackend for Device {
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Ram>) -> io::Result<()> {
         let table = memory.memory();
-        self.lock().session.update_memory(&table);
-        Ok(())
+        // An error becomes a refusal where the VMM asks for an answer, and ends the connection.
+        self.lock().session.update_memory(&table)
     }
 
     fn set_backend_req_fd(&self, backend: Backend) {

@@ -1,6 +1,7 @@
 //! Contexts and their workers.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -350,15 +351,13 @@ impl Session {
 
     /// The VMM has changed the guest's memory. Buffers on memory that is gone are taken from the GPUs by their
     /// workers; the region's file lives until they have done so.
-    pub fn update_memory(&mut self, table: &Ram) {
+    /// An error leaves the memory as it was.
+    pub fn update_memory(&mut self, table: &Ram) -> io::Result<()> {
         let window = &self.window;
-        let change = match self.memory.update(table, |file| window.has_file(file)) {
-            Ok(change) => change,
-            Err(error) => {
-                tracing::error!("the VMM's memory table cannot be taken over: {error}");
-                return;
-            }
-        };
+        let change = self
+            .memory
+            .update(table, |file| window.has_file(file))
+            .inspect_err(|error| tracing::error!("the VMM's memory table cannot be taken over: {error}"))?;
         if self.memory.has_any_own() {
             self.window.set_come_back();
         }
@@ -386,6 +385,7 @@ impl Session {
                 self.tell_worker(worker, Some(add_region(region)));
             }
         }
+        Ok(())
     }
 
     /// The control queue runs, after a stop or for the first time.
