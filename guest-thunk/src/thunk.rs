@@ -22,6 +22,7 @@ use self::event::Events;
 use self::lock::{lock, read, write};
 use self::memory::{Host, Memory};
 use self::refusal::{Outcome, Refusal};
+use self::render::bo::Bos;
 use self::settings::Settings;
 use self::topology::Snapshot;
 use crate::client::Client;
@@ -31,6 +32,8 @@ pub struct Thunk {
     // Dropped in this order: the client is last, so that the host is there for as long as anything is its.
     /// Events.
     pub events: Events,
+    /// Buffers that were imported through libdrm.
+    pub bos: Bos,
     /// Memory.
     pub memory: Memory,
     snapshot: RwLock<Option<Arc<Snapshot>>>,
@@ -48,6 +51,7 @@ impl Thunk {
     pub fn new(client: Client, settings: Settings) -> Self {
         Thunk {
             events: Events::default(),
+            bos: Bos::default(),
             memory: Memory::default(),
             snapshot: RwLock::default(),
             taking: Mutex::default(),
@@ -101,6 +105,7 @@ impl Thunk {
     /// Ends waits and frees what the host holds for this connection.
     fn shut_down(&self) {
         self.events.release_all(&self.client);
+        self.bos.release_all(&self.client);
         self.memory.release_all(&self.client);
     }
 }

@@ -49,8 +49,8 @@ pub fn coverage_page() -> String {
     let _ = writeln!(
         page,
         "\nFor device handles that `hsaKmtGetAMDGPUDeviceHandle` gave out, it also has libdrm's {}; calls with other \
-         handles and descriptors go on to the real library. Of these, `amdgpu_query_gpu_info` is done; no buffer can be \
-         imported yet.",
+         handles and descriptors go on to the real library. In loop-back there is no device file: `amdgpu_device_get_fd` \
+         answers -1.",
         LIBDRM.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
     );
     page

@@ -7,13 +7,17 @@
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
+use kfd_abi::drm::amdgpu::GemMmap;
+
 use super::exports;
-use super::pointer::{Address, Out, number};
+use super::pointer::{Address, Out, descriptor, number};
 use crate::thunk::open;
 use crate::thunk::refusal::{Level, Outcome, say};
+use crate::thunk::render::bo::{Failure, is_bo};
 use crate::thunk::render::{AmdgpuGpuInfo, device_handle, gb_addr_config, gpu_of};
 
 exports! {
@@ -31,10 +35,12 @@ exports! {
 /// The functions below.
 pub const LIBDRM: &[&str] = &[
     "amdgpu_bo_cpu_map",
+    "amdgpu_bo_cpu_unmap",
     "amdgpu_bo_export",
     "amdgpu_bo_free",
     "amdgpu_bo_import",
     "amdgpu_bo_va_op",
+    "amdgpu_device_get_fd",
     "amdgpu_query_gpu_info",
     "drmCommandWriteRead",
 ];
@@ -107,7 +113,46 @@ pub unsafe extern "C" fn amdgpu_query_gpu_info(dev: Address, info: Out<AmdgpuGpu
     })
 }
 
-/// Takes a buffer of another process or driver.
+/// What the functions on buffers answer: 0 or a negative errno.
+fn on_bo(name: &str, logic: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(logic)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(failure)) => {
+            say(Level::Error, || format!("{name}: {failure}"));
+            failure.errno.saturating_neg()
+        }
+        Err(_) => -libc::EIO,
+    }
+}
+
+fn missing(parameter: &'static str) -> Failure {
+    Failure::invalid(format!("{parameter} is NULL"))
+}
+
+/// `struct amdgpu_bo_import_result` of amdgpu.h.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct AmdgpuBoImportResult {
+    /// The buffer.
+    pub buf_handle: u64,
+    /// Bytes.
+    pub alloc_size: u64,
+}
+
+/// The file of a device, for `mmap` at the offset that GEM_MMAP tells: the guest's render node.
+///
+/// # Safety
+/// As amdgpu.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amdgpu_device_get_fd(device_handle: Address) -> c_int {
+    if gpu_of(number(device_handle)).is_none() {
+        return pass_on!(c"amdgpu_device_get_fd", fn(device_handle => Address));
+    }
+    let fd = || Some(open::current().ok()?.client.device()?.as_raw_fd());
+    catch_unwind(AssertUnwindSafe(fd)).ok().flatten().unwrap_or(-1)
+}
+
+/// Takes a buffer of this or another process.
 ///
 /// # Safety
 /// As amdgpu.h says.
@@ -116,25 +161,48 @@ pub unsafe extern "C" fn amdgpu_bo_import(
     dev: Address,
     kind: c_int,
     shared_handle: u32,
-    output: Address,
+    output: Out<AmdgpuBoImportResult>,
 ) -> c_int {
-    match gpu_of(number(dev)) {
-        // No buffer can be given to our devices yet.
-        Some(_) => -libc::ENOTSUP,
-        None => pass_on!(
+    let Some(gpu_id) = gpu_of(number(dev)) else {
+        return pass_on!(
             c"amdgpu_bo_import",
-            fn(dev => Address, kind => c_int, shared_handle => u32, output => Address)
-        ),
-    }
+            fn(dev => Address, kind => c_int, shared_handle => u32, output => Out<AmdgpuBoImportResult>)
+        );
+    };
+    on_bo("amdgpu_bo_import", || {
+        let output = output.required("output").map_err(|_| missing("output"))?;
+        let thunk = open::current()?;
+        let snapshot = thunk.snapshot()?;
+        let no_file = |_| Failure { errno: libc::EBADF, why: format!("{shared_handle} is no descriptor") };
+        let dma_buf = || descriptor(shared_handle.into()).map_err(no_file);
+        let host = thunk.host(&snapshot);
+        let (buf_handle, alloc_size) = thunk.bos.import(host, &thunk.memory, gpu_id, kind, dma_buf)?;
+        output.write(AmdgpuBoImportResult { buf_handle, alloc_size });
+        Ok(())
+    })
 }
 
-/// Gives a buffer to another process or driver. Ours has none of our buffers' handles given out.
+/// Gives a buffer to another process or driver.
 ///
 /// # Safety
 /// As amdgpu.h says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_bo_export(buf_handle: Address, kind: c_int, shared_handle: Address) -> c_int {
-    pass_on!(c"amdgpu_bo_export", fn(buf_handle => Address, kind => c_int, shared_handle => Address))
+pub unsafe extern "C" fn amdgpu_bo_export(
+    buf_handle: Address,
+    kind: c_int,
+    shared_handle: Out<u32>,
+) -> c_int {
+    if !is_bo(number(buf_handle)) {
+        return pass_on!(
+            c"amdgpu_bo_export",
+            fn(buf_handle => Address, kind => c_int, shared_handle => Out<u32>)
+        );
+    }
+    on_bo("amdgpu_bo_export", || {
+        let place = shared_handle.required("shared_handle").map_err(|_| missing("shared_handle"))?;
+        place.write(open::current()?.bos.export(number(buf_handle), kind)?);
+        Ok(())
+    })
 }
 
 /// Frees a buffer.
@@ -143,7 +211,13 @@ pub unsafe extern "C" fn amdgpu_bo_export(buf_handle: Address, kind: c_int, shar
 /// As amdgpu.h says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amdgpu_bo_free(buf_handle: Address) -> c_int {
-    pass_on!(c"amdgpu_bo_free", fn(buf_handle => Address))
+    if !is_bo(number(buf_handle)) {
+        return pass_on!(c"amdgpu_bo_free", fn(buf_handle => Address));
+    }
+    on_bo("amdgpu_bo_free", || {
+        let thunk = open::current()?;
+        thunk.bos.free(&thunk.client, number(buf_handle))
+    })
 }
 
 /// Maps a buffer for the CPU.
@@ -151,11 +225,32 @@ pub unsafe extern "C" fn amdgpu_bo_free(buf_handle: Address) -> c_int {
 /// # Safety
 /// As amdgpu.h says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_bo_cpu_map(buf_handle: Address, cpu: Address) -> c_int {
-    pass_on!(c"amdgpu_bo_cpu_map", fn(buf_handle => Address, cpu => Address))
+pub unsafe extern "C" fn amdgpu_bo_cpu_map(buf_handle: Address, cpu: Out<u64>) -> c_int {
+    if !is_bo(number(buf_handle)) {
+        return pass_on!(c"amdgpu_bo_cpu_map", fn(buf_handle => Address, cpu => Out<u64>));
+    }
+    on_bo("amdgpu_bo_cpu_map", || {
+        let place = cpu.required("cpu").map_err(|_| missing("cpu"))?;
+        let thunk = open::current()?;
+        let snapshot = thunk.snapshot()?;
+        place.write(thunk.bos.cpu_map(thunk.host(&snapshot), number(buf_handle))?);
+        Ok(())
+    })
 }
 
-/// Maps a buffer for the GPU.
+/// Ends a mapping for the CPU.
+///
+/// # Safety
+/// As amdgpu.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amdgpu_bo_cpu_unmap(buf_handle: Address) -> c_int {
+    if !is_bo(number(buf_handle)) {
+        return pass_on!(c"amdgpu_bo_cpu_unmap", fn(buf_handle => Address));
+    }
+    on_bo("amdgpu_bo_cpu_unmap", || open::current()?.bos.cpu_unmap(number(buf_handle)))
+}
+
+/// Maps a part of a buffer for the GPU.
 ///
 /// # Safety
 /// As amdgpu.h says.
@@ -168,13 +263,22 @@ pub unsafe extern "C" fn amdgpu_bo_va_op(
     flags: u64,
     ops: u32,
 ) -> c_int {
-    pass_on!(
-        c"amdgpu_bo_va_op",
-        fn(bo => Address, offset => u64, size => u64, addr => u64, flags => u64, ops => u32)
-    )
+    if !is_bo(number(bo)) {
+        return pass_on!(
+            c"amdgpu_bo_va_op",
+            fn(bo => Address, offset => u64, size => u64, addr => u64, flags => u64, ops => u32)
+        );
+    }
+    on_bo("amdgpu_bo_va_op", || {
+        let thunk = open::current()?;
+        thunk.bos.va_op(&thunk.client, number(bo), offset, size, addr, ops)
+    })
 }
 
-/// A command of a DRM driver. None of the descriptors that it can be called with is ours.
+/// `DRM_AMDGPU_GEM_MMAP` of amdgpu_drm.h: the only command that a runtime gives to a device's file.
+const GEM_MMAP: c_ulong = 1;
+
+/// A command of a DRM driver.
 ///
 /// # Safety
 /// As xf86drm.h says.
@@ -185,8 +289,22 @@ pub unsafe extern "C" fn drmCommandWriteRead(
     data: Address,
     size: c_ulong,
 ) -> c_int {
-    pass_on!(
-        c"drmCommandWriteRead",
-        fn(fd => c_int, drm_command_index => c_ulong, data => Address, size => c_ulong)
-    )
+    let ours = || Some(open::current().ok()?.client.device()?.as_raw_fd() == fd);
+    if !catch_unwind(AssertUnwindSafe(ours)).ok().flatten().unwrap_or(false) {
+        return pass_on!(
+            c"drmCommandWriteRead",
+            fn(fd => c_int, drm_command_index => c_ulong, data => Address, size => c_ulong)
+        );
+    }
+    on_bo("drmCommandWriteRead", || {
+        let argument = Out::<u64>::from(data.cast::<u64>());
+        let asked = argument.read().map(|addr_ptr| GemMmap { addr_ptr });
+        match (drm_command_index, asked) {
+            (GEM_MMAP, Some(asked)) if usize::try_from(size) == Ok(size_of::<GemMmap>()) => {
+                argument.write(open::current()?.bos.mmap_offset(asked.handle())?);
+                Ok(())
+            }
+            (other, _) => Err(Failure::invalid(format!("command {other} with {size} bytes"))),
+        }
+    })
 }

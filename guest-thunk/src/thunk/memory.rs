@@ -42,8 +42,8 @@ use self::arena::Arenas;
 use self::buffer::Part;
 use self::export::Exported;
 use self::fake::Fake;
-pub use self::import::Graphics;
-use self::import::{Imported, Source};
+use self::import::Imported;
+pub use self::import::{GUEST_FLAGS, Graphics, Source};
 pub use self::mapping::{free_buffer, map_buffer};
 use self::registered::{Piece, Registered};
 use self::scratch::Scratch;
@@ -345,7 +345,7 @@ impl Memory {
         }
         match &allocation.backing {
             Backing::Vram(part) | Backing::Unplaced(part) => part.buffer.release(client)?,
-            Backing::Imported(imported) => imported.release(client)?,
+            Backing::Imported(imported) => imported.source.release(client)?,
             _ => {}
         }
         state.free_handles(client)?;

@@ -3,6 +3,8 @@
 //! A runtime takes the handle from `hsaKmtGetAMDGPUDeviceHandle` and gives it to libdrm_amdgpu's functions. The handle is
 //! ours, so these functions have to be ours as well, for our handles.
 
+pub mod bo;
+
 use kfd_abi::drm::amdgpu::AMDGPU_INFO_READ_MMR_REG;
 use virtio_kfd_protocol::calls::RenderInfo;
 use virtio_kfd_protocol::{GpuId, RenderInfoRequest};

@@ -12,15 +12,15 @@ use crate::thunk::refusal::Outcome;
 use crate::transport::Blob;
 
 /// A buffer.
-pub(super) struct Buffer {
+pub struct Buffer {
     /// KFD's number for it.
-    pub(super) handle: Handle,
+    pub handle: Handle,
     /// Bytes of memory.
-    pub(super) size: u64,
+    pub size: u64,
     /// Whose memory it is.
-    pub(super) gpu: GpuId,
-    /// Whether the CPU may see it.
-    pub(super) visible: bool,
+    pub gpu: GpuId,
+    /// Whether the CPU can be shown it.
+    pub visible: bool,
     holders: Mutex<usize>,
 }
 
@@ -41,7 +41,7 @@ impl Buffer {
     }
 
     /// Lets go of it. If KFD does not free it, the caller still holds it.
-    pub(super) fn release(&self, client: &Client) -> Outcome<()> {
+    pub fn release(&self, client: &Client) -> Outcome<()> {
         let mut holders = lock(&self.holders);
         if *holders == 1 {
             client.call::<FreeMemory>(&BufferRequest { handle: self.handle }, &[], 0)?;
@@ -52,10 +52,13 @@ impl Buffer {
 }
 
 /// A held part of a buffer, and what shows it and nothing else.
-pub(super) struct Part {
-    pub(super) buffer: Arc<Buffer>,
-    pub(super) offset: u64,
-    pub(super) size: u64,
+pub struct Part {
+    /// The buffer.
+    pub buffer: Arc<Buffer>,
+    /// Where in it, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
     blob: Mutex<Option<Arc<dyn Blob>>>,
     token: Mutex<Option<ShareToken>>,
 }
@@ -84,7 +87,7 @@ impl Part {
     }
 
     /// What shows exactly this part.
-    pub(super) fn blob(&self, client: &Client) -> Outcome<Arc<dyn Blob>> {
+    pub fn blob(&self, client: &Client) -> Outcome<Arc<dyn Blob>> {
         let mut place = lock(&self.blob);
         if let Some(blob) = &*place {
             return Ok(Arc::clone(blob));

@@ -35,11 +35,21 @@ pub(super) enum Kind {
 }
 
 /// Where it comes from.
-pub(super) enum Source {
+pub enum Source {
     /// Guest memory of a process of this guest.
-    Guest { blob: Arc<dyn Blob>, gpu: GpuId },
-    /// Memory of the host, of another process; the blob keeps it there.
-    Host { blob: Arc<dyn Blob>, handle: Handle },
+    Guest {
+        /// What shows it.
+        blob: Arc<dyn Blob>,
+        /// The GPU in whose name KFD gets it.
+        gpu: GpuId,
+    },
+    /// Memory of the host, of another process.
+    Host {
+        /// What shows it, and keeps it there.
+        blob: Arc<dyn Blob>,
+        /// KFD's buffer over it.
+        handle: Handle,
+    },
     /// A buffer of this process.
     Own(Part),
 }
@@ -52,10 +62,10 @@ pub(super) struct Imported {
     metadata: Box<[u8; METADATA]>,
 }
 
-impl Imported {
-    /// Gives the host's part back; the caller keeps the rest until the allocation goes.
-    pub(super) fn release(&self, client: &Client) -> Outcome<()> {
-        match &self.source {
+impl Source {
+    /// Gives the host's part back; what it shows is to be kept until then.
+    pub fn release(&self, client: &Client) -> Outcome<()> {
+        match self {
             Source::Guest { .. } => {}
             Source::Host { handle, .. } => {
                 client.call::<FreeMemory>(&BufferRequest { handle: *handle }, &[], 0)?;
@@ -67,7 +77,7 @@ impl Imported {
 }
 
 /// KFD's flags for imported guest memory, as the kernel's for an imported buffer (`import_obj_create`).
-pub(super) const GUEST_FLAGS: AllocFlags =
+pub const GUEST_FLAGS: AllocFlags =
     AllocFlags::USERPTR.union(AllocFlags::WRITABLE).union(AllocFlags::EXECUTABLE);
 
 /// An imported graphics buffer.
@@ -85,7 +95,7 @@ pub struct Graphics {
 
 impl Memory {
     /// What is behind a dma-buf, its size, its GPU and KFD's flags of it. The caller releases it.
-    pub(super) fn open_dma_buf(
+    pub fn open_dma_buf(
         &self,
         host: Host<'_>,
         dma_buf: BorrowedFd<'_>,
@@ -136,7 +146,7 @@ impl Memory {
         let (place, node) = match placed() {
             Ok(placed) => placed,
             Err(refusal) => {
-                imported.release(host.client)?;
+                imported.source.release(host.client)?;
                 return Err(refusal);
             }
         };

@@ -34,9 +34,10 @@ pub(super) fn make_buffer(
     };
     let no_memory = |error| Refusal::host(HsakmtStatus::NO_MEMORY, &error);
     let (answer, _) = host.client.call::<AllocMemory>(&request, &[], 0).map_err(no_memory)?;
-    let visible = flags.contains(AllocFlags::PUBLIC);
+    let visible = answer.mappable != 0;
     let buffer = Buffer::new(answer.handle, size, gpu, visible);
-    if visible && va.0 == 0 && answer.mappable == 0 && host.client.features().contains(Features::HOST_BLOBS) {
+    if !visible && flags.contains(AllocFlags::PUBLIC) && host.client.features().contains(Features::HOST_BLOBS)
+    {
         buffer.release(host.client)?;
         let why = "the host cannot show that VRAM to the CPU";
         return Err(Refusal::new(HsakmtStatus::NO_MEMORY, why));
