@@ -120,6 +120,13 @@ impl Ledger {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// This is a copy in a forked child. Nothing may be asked of it any more.
+    pub fn leave_to_parent(&self) {
+        if let Some(machine) = &self.machine {
+            machine.leave_to_parent();
+        }
+    }
+
     /// Takes memory (`amdgpu_amdkfd_reserve_mem_limit`).
     ///
     /// # Errors

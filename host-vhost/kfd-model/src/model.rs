@@ -69,6 +69,8 @@ pub struct Model {
     files: Mutex<Files>,
     /// This is a copy in a forked child.
     foreign: AtomicBool,
+    /// The process that made it.
+    pid: u32,
     mailbox: Option<debug::Server>,
 }
 
@@ -155,7 +157,16 @@ impl Model {
         let tree = sysfs::build(&profile, &topology);
         let process = Arc::new(Process::new(&profile, &topology, machine, shared)?);
         let foreign = AtomicBool::new(false);
-        Ok(Self { profile, topology, tree, process, files: Mutex::default(), foreign, mailbox: None })
+        Ok(Self {
+            profile,
+            topology,
+            tree,
+            process,
+            files: Mutex::default(),
+            foreign,
+            pid: std::process::id(),
+            mailbox: None,
+        })
     }
 
     /// The profile.
@@ -354,5 +365,12 @@ impl KfdService for Model {
 
     fn forked(&self) {
         self.foreign.store(true, Ordering::Relaxed);
+        // By a real fork, after which this copy is never used again nor dropped.
+        if std::process::id() != self.pid {
+            self.process.ledger.leave_to_parent();
+            if let Some(mailbox) = &self.mailbox {
+                mailbox.leave_to_parent();
+            }
+        }
     }
 }

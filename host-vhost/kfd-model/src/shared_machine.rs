@@ -6,11 +6,13 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use kfd_seam::Result;
 use nix::errno::Errno;
+use nix::unistd::close;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::ledger::{Counts, Vram};
@@ -132,6 +134,13 @@ impl SharedMachine {
         file.write_all_at(Slot::new_zeroed().as_bytes(), HEADER_SIZE + slot * SLOT_SIZE)?;
         drop(change);
         Ok(Self { file, slot })
+    }
+
+    /// This is a copy in a forked child, which has a slot of its own if it has any: the parent's is to go with the
+    /// parent. Nothing may be asked of this copy any more.
+    pub fn leave_to_parent(&self) {
+        // Not dropped: a copy in a forked child never is.
+        let _ = close(self.file.as_raw_fd());
     }
 
     /// Writes what this process uses, when `fits` lets it with what the others use.

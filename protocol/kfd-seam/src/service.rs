@@ -159,7 +159,7 @@ pub trait KfdService: Send + Sync + 'static {
 
     /// The process forked and this is the child: the service's state belongs to the parent. It is
     /// called once, in the child, with other threads gone and any lock possibly held for ever, so it
-    /// touches atomics at most. It is the last call that this service gets in the child: the front end
+    /// touches atomics and closes descriptors at most. It is the last call that this service gets in the child: the front end
     /// answers calls on files of before with `EBADF` itself, as the kernel does, releases none of
     /// them, and makes a new service when the child first names a path of it.
     fn forked(&self);

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use std::thread::JoinHandle;
 
 use nix::libc;
 use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::unistd::close;
 use rustix::thread::futex;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -61,6 +63,12 @@ impl Server {
             shared: Arc::new(Shared { file, mapped, ends: AtomicBool::new(false) }),
             thread: Mutex::default(),
         })
+    }
+
+    /// This is a copy in a forked child: the file is to say that the parent lives, and no other.
+    pub fn leave_to_parent(&self) {
+        // Not dropped: a copy in a forked child never is.
+        let _ = close(self.shared.file.as_raw_fd());
     }
 
     /// Starts the thread, if it does not run yet. When there can be no thread, nobody answers.

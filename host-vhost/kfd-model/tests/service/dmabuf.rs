@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use kfd_abi::memory::AllocFlags;
 use kfd_model::dmabuf::recognise;
-use kfd_seam::KfdService;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -275,5 +274,4 @@ fn hostile_descriptors_are_no_harm() {
     // A render node of the importer's own that stands where a dma-buf's mark would be is none.
     let (_, descriptor) = open(&importer.model, "/dev/dri/renderD128");
     assert_eq!(importer.import(gpu, VA, &descriptor).unwrap_err(), Errno::EINVAL);
-    importer.model.forked();
 }

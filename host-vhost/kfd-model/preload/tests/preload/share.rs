@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use kfd_model::debug::Mailbox;
 
@@ -45,18 +45,20 @@ impl Program {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
-    /// Starts one that takes `mib` MiB of VRAM. `timeout` is not between: it is to be killed itself.
-    fn hold(&self, mib: u64) -> Child {
+    /// Starts one that takes `mib` MiB of VRAM, with a child that lives as long as its input is open. `timeout` is not
+    /// between: it is to be killed itself.
+    fn hold(&self, mib: u64) -> (Child, ChildStdin) {
         let mut command = self.command(&[]);
         let mut direct = Command::new(&self.program);
         for (name, value) in command.get_envs() {
             direct.env(name, value.unwrap_or_default());
         }
         command = direct;
-        command.args(["hold", &mib.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(["hold", &mib.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         assert_eq!(line(&mut BufReader::new(child.stdout.take().unwrap())), "held");
-        child
+        let input = child.stdin.take().unwrap();
+        (child, input)
     }
 }
 
@@ -97,7 +99,7 @@ fn memory_of_other_processes_is_gone_and_comes_back() {
     let Some(program) = Program::new() else { return };
     let all = program.available();
     for _ in 0..3 {
-        let (mut one, mut two) = (program.hold(512), program.hold(1024));
+        let ((mut one, _one), (mut two, _two)) = (program.hold(512), program.hold(1024));
         assert_eq!(program.available(), all - (1536 << 20));
         // SIGKILL.
         one.kill().unwrap();
