@@ -152,8 +152,6 @@ pub enum Caching {
 /// Memory of a buffer in a file that travels beside the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportedMemory {
-    /// Bytes of VRAM of the whole buffer, which are in use for as long as anything of it is.
-    pub vram: u64,
     /// Offset in the file in bytes, a multiple of the page size.
     pub offset: u64,
     /// Bytes.
@@ -162,7 +160,7 @@ pub struct ExportedMemory {
     pub caching: Caching,
 }
 
-/// What a token opens. Its dma-buf travels beside the message.
+/// A piece of a buffer for a HOST3D blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedPiece {
     /// Where in the buffer the piece begins, in bytes; a multiple of the page size.
@@ -173,14 +171,14 @@ pub struct SharedPiece {
     pub handle: u64,
     /// Bytes of VRAM of the whole buffer, which are in use for as long as anything of it is.
     pub vram: u64,
-    /// Where the piece lies in a file that travels as the second descriptor, and its caching. None for memory that no CPU
-    /// can see.
+    /// Where the piece lies in a file that travels beside the message, and its caching. None for memory that no CPU can
+    /// see.
     pub memory: Option<ExportedMemory>,
 }
 
-/// Worker to device. Descriptors: a successful [`FromWorker::Exported`] has one or two, the file to be mapped and the
-/// dma-buf of the whole buffer, where the kernel can export one. [`FromWorker::Share`] has one or two, the dma-buf and the
-/// file to be mapped.
+/// Worker to device. Descriptors: [`FromWorker::Share`] and a successful [`FromWorker::Exported`] have the file of
+/// [`SharedPiece::memory`], if there is one, and then the dma-buf of the whole buffer, which an export may be without where the
+/// kernel cannot make one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromWorker<'a> {
     /// The worker is set up and sandboxed.
@@ -216,8 +214,8 @@ pub enum FromWorker<'a> {
     Exported {
         /// The ticket.
         ticket: u64,
-        /// The memory, or the errno why not.
-        memory: Result<ExportedMemory, i32>,
+        /// The buffer from its start on, or the errno why not.
+        piece: Result<SharedPiece, i32>,
     },
     /// Other contexts that know the token may have a piece of a buffer of this one. Sent before the answer that
     /// tells the token to the guest.

@@ -119,10 +119,10 @@ impl Context {
         &self,
         token: ShareToken,
         piece: SharedPiece,
-        dmabuf: BorrowedFd<'_>,
         file: Option<BorrowedFd<'_>>,
+        dmabuf: BorrowedFd<'_>,
     ) -> Result<(), Failure> {
-        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(dmabuf).chain(file).collect();
+        let descriptors: Vec<BorrowedFd<'_>> = file.into_iter().chain([dmabuf]).collect();
         let sent = self.channel.send(&FromWorker::Share { token: token.0, piece }, &descriptors);
         sent.map_err(|error| Failure::new(Status::WORKER_LOST, error.to_string()))
     }

@@ -160,11 +160,11 @@ impl Server {
         let exported = self.context.memory().export(&self.context, resource, handle, size);
         let exported = match exported {
             Ok(exported) => exported,
-            Err(errno) => return self.tell(&FromWorker::Exported { ticket, memory: Err(errno as i32) }),
+            Err(errno) => return self.tell(&FromWorker::Exported { ticket, piece: Err(errno as i32) }),
         };
         let dmabuf = exported.dmabuf.as_ref().map(Dmabuf::as_fd);
-        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(exported.file).chain(dmabuf).collect();
-        let message = FromWorker::Exported { ticket, memory: Ok(exported.memory) };
+        let descriptors: Vec<BorrowedFd<'_>> = exported.file.into_iter().chain(dmabuf).collect();
+        let message = FromWorker::Exported { ticket, piece: Ok(exported.piece) };
         Ok(self.channel.send(&message, &descriptors)?)
     }
 }

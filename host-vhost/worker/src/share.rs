@@ -95,18 +95,17 @@ impl Context {
         let vram = matches!(buffer.backing, Backing::Vram { .. });
         let caching = if vram { Caching::WriteCombining } else { Caching::Cached };
         let offset = buffer.mmap_offset()?.checked_add(offset)?;
-        let vram = if vram { buffer.size } else { 0 };
-        Some((gpu.render.as_fd(), ExportedMemory { vram, offset, size, caching }))
+        Some((gpu.render.as_fd(), ExportedMemory { offset, size, caching }))
     }
 }
 
 /// What the device gets to map a buffer into the guest, and to give it to other contexts.
 pub struct Exported<'c> {
-    /// Where in the file it lies.
-    pub memory: ExportedMemory,
-    /// The file: the one whose address space this context acquired, so that the kernel lets whoever holds it map the
-    /// buffers of this context and no others.
-    pub file: BorrowedFd<'c>,
+    /// What it is.
+    pub piece: SharedPiece,
+    /// The file in which a CPU sees it: the one whose address space this context acquired, so that the kernel lets whoever
+    /// holds it map the buffers of this context and no others.
+    pub file: Option<BorrowedFd<'c>>,
     /// The buffer for other contexts, where the kernel can.
     pub dmabuf: Option<Dmabuf>,
 }
@@ -121,16 +120,13 @@ impl Memory {
         size: u64,
     ) -> Result<Exported<'c>, Errno> {
         let buffer = self.buffers.get_mut(handle).ok_or(Errno::EINVAL)?;
-        if !buffer.is_mappable() {
-            return Err(Errno::EPERM);
-        }
         if size == 0 || size > buffer.size || !size.is_multiple_of(PAGE) {
             return Err(Errno::EINVAL);
         }
         if self.host_blobs.len() >= MAX_HOST_BLOBS || self.host_blobs.contains_key(&resource) {
             return Err(Errno::ENOSPC);
         }
-        let (file, memory) = context.shown(buffer, 0, size).ok_or(Errno::ENODEV)?;
+        let shown = context.shown(buffer, 0, size);
         let dmabuf = match context.dmabuf(buffer) {
             Ok(dmabuf) => Some(dmabuf),
             Err(failure) => {
@@ -138,9 +134,14 @@ impl Memory {
                 None
             }
         };
+        if shown.is_none() && dmabuf.is_none() {
+            return Err(Errno::EPERM);
+        }
+        let (vram, memory) = (vram_of(buffer), shown.map(|(_, memory)| memory));
+        let piece = SharedPiece { offset: 0, size, handle: handle.0, vram, memory };
         buffer.uses = buffer.uses.saturating_add(1);
         self.host_blobs.insert(resource, HostBlob::Own { handle, size });
-        Ok(Exported { memory, file, dmabuf })
+        Ok(Exported { piece, file: shown.map(|(file, _)| file), dmabuf })
     }
 
     /// A blob over memory of another context.
@@ -207,10 +208,9 @@ impl Memory {
         };
         let whole = start.checked_add(offset).ok_or_else(|| Failure::invalid("ShareMemory: the offset"))?;
         let token = new_token()?;
-        let vram = if matches!(buffer.backing, Backing::Vram { .. }) { buffer.size } else { 0 };
-        let memory = shown.map(|(_, memory)| memory);
+        let (vram, memory) = (vram_of(buffer), shown.map(|(_, memory)| memory));
         let piece = SharedPiece { offset: whole, size, handle: handle.0, vram, memory };
-        context.share(token, piece, dmabuf.as_fd(), shown.map(|(file, _)| file))?;
+        context.share(token, piece, shown.map(|(file, _)| file), dmabuf.as_fd())?;
         self.tokens.insert(token, handle);
         let buffer = self.buffer_mut(handle)?;
         buffer.shares.push(Share { token, offset, size });
@@ -303,6 +303,11 @@ impl Memory {
         let flags = AllocFlags::from_bits_retain(flags).bits();
         Ok(ResourceInfoAnswer { size, kind: ResourceInfoAnswer::HOST, gpu_id, flags, pad: 0 })
     }
+}
+
+/// Bytes of VRAM that a buffer uses.
+fn vram_of(buffer: &Buffer) -> u64 {
+    if matches!(buffer.backing, Backing::Vram { .. }) { buffer.size } else { 0 }
 }
 
 /// A number that nobody can guess.

@@ -312,7 +312,7 @@ impl Session {
             }
             FromWorker::Answer { ring, ticket, bytes } => self.answer(id, ring, ticket, bytes),
             FromWorker::Done { ticket } => self.done(id, ticket),
-            FromWorker::Exported { ticket, memory } => self.exported(id, ticket, memory, descriptors),
+            FromWorker::Exported { ticket, piece } => self.exported(id, ticket, piece, descriptors),
             FromWorker::Share { token, piece } => self.share(id, token, piece, descriptors),
             FromWorker::Unshare { token } => self.unshare(id, token),
         }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use kfd_ipc::worker::{Caching, ExportedMemory, ToWorker};
+use kfd_ipc::worker::{Caching, ExportedMemory, SharedPiece, ToWorker};
 use virtio_kfd_protocol::ShareToken;
 
 use super::blob::{Kind, Operation};
@@ -136,7 +136,7 @@ impl Session {
         &mut self,
         worker: u64,
         ticket: u64,
-        memory: Result<ExportedMemory, i32>,
+        piece: Result<SharedPiece, i32>,
         descriptors: Vec<OwnedFd>,
     ) {
         let asked = self.take_ticket(worker, ticket, |asked| match asked {
@@ -144,8 +144,8 @@ impl Session {
             other => Err(other),
         });
         let Some((resource, token)) = asked else { return };
-        let memory = match memory {
-            Ok(memory) => memory,
+        let piece = match piece {
+            Ok(piece) => piece,
             Err(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 self.export_failed(resource, token, &error.to_string());
@@ -153,20 +153,19 @@ impl Session {
             }
         };
         let (size, handle) = self.host_blob(resource).map_or((0, 0), |host| (host.size, host.handle));
-        let origin = Origin { worker, handle, vram: memory.vram };
+        let origin = Origin { worker, handle, vram: piece.vram };
         let mut descriptors = descriptors.into_iter();
-        let checked = match descriptors.next() {
-            Some(file) => self.check_memory(worker, memory, size, file),
-            None => Err("it exported memory without a descriptor".to_owned()),
-        };
-        let checked = checked.and_then(|memory| {
+        let checked = self.check_piece(worker, &piece, size, &mut descriptors).and_then(|memory| {
             let dmabuf = descriptors.next().map(|dmabuf| self.check_file(dmabuf)).transpose()?;
-            Ok((memory, dmabuf.map(|(file, _)| Arc::new(file))))
+            match memory.is_none() && dmabuf.is_none() {
+                true => Err("it exported memory without a descriptor".to_owned()),
+                false => Ok((memory, dmabuf.map(|(file, _)| Arc::new(file)))),
+            }
         });
         match checked {
             Ok((memory, dmabuf)) => {
                 if let Some(host) = self.host_blob(resource) {
-                    host.memory = Some(memory);
+                    host.memory = memory;
                     host.dmabuf = dmabuf;
                     // None where its context has ended meanwhile, and it shows nothing.
                     host.origin = host.source.map(|_| origin);
@@ -181,8 +180,22 @@ impl Session {
         }
     }
 
+    /// The memory in which a CPU sees a piece, if it can.
+    pub(super) fn check_piece(
+        &mut self,
+        worker: u64,
+        piece: &SharedPiece,
+        size: u64,
+        descriptors: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<Option<HostMemory>, String> {
+        let Some(memory) = piece.memory else { return Ok(None) };
+        let missing = || "it exported memory without a descriptor".to_owned();
+        let file = descriptors.next().ok_or_else(missing)?;
+        self.check_memory(worker, memory, size, file).map(Some)
+    }
+
     /// A worker is trusted less than the device: what it exports must be as large as was asked.
-    pub(super) fn check_memory(
+    fn check_memory(
         &mut self,
         worker: u64,
         memory: ExportedMemory,

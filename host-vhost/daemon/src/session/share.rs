@@ -153,7 +153,7 @@ impl Session {
         piece: SharedPiece,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        let SharedPiece { offset, size, handle, vram, memory } = piece;
+        let SharedPiece { offset, size, handle, vram, .. } = piece;
         let origin = Origin { worker, handle, vram };
         let pages = offset.is_multiple_of(PAGE) && size.is_multiple_of(PAGE) && size != 0;
         let Some(token) = ShareToken::from_blob_id(token).filter(|token| !self.shares.contains_key(token))
@@ -168,14 +168,8 @@ impl Session {
         }
         let mut descriptors = descriptors.into_iter();
         let missing = || "it shared memory without a descriptor".to_owned();
+        let memory = self.check_piece(worker, &piece, size, &mut descriptors)?;
         let (dmabuf, _) = self.check_file(descriptors.next().ok_or_else(missing)?)?;
-        let memory = match memory {
-            Some(memory) => {
-                let file = descriptors.next().ok_or_else(missing)?;
-                Some(self.check_memory(worker, memory, size, file)?)
-            }
-            None => None,
-        };
         let dmabuf = Arc::new(dmabuf);
         let share = Share { origin, offset, size, dmabuf, memory, blobs: 0, revoked: false };
         self.shares.insert(token, share);

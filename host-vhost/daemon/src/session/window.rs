@@ -134,7 +134,7 @@ impl Session {
             return refuse(Response::InvalidParameter, format_args!("it is mapped already, at {at:#x}"));
         }
         let Some(memory) = host.memory.clone() else {
-            return refuse(Response::InvalidResource, "the worker has exported no memory for it");
+            return refuse(Response::InvalidResource, "it has no memory that a CPU can see");
         };
         let len = host.size;
         if !has_share(own, live, MAX_MAPS_AND_REGIONS) {

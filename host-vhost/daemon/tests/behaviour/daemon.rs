@@ -26,9 +26,14 @@ pub fn program() -> Command {
 
 impl Daemon {
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_program(program(), arguments)
+    }
+
+    /// Starts it by another command.
+    pub fn start_program(mut program: Command, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("kfd.sock");
-        let child = program().arg("--socket").arg(&socket).args(arguments).spawn().unwrap();
+        let child = program.arg("--socket").arg(&socket).args(arguments).spawn().unwrap();
         let daemon = Daemon { child, socket, _directory: directory };
         wait_for("the socket", || daemon.socket.exists());
         daemon

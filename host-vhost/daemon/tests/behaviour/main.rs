@@ -14,6 +14,7 @@ mod daemon;
 mod gpu;
 mod ownership;
 mod queues;
+mod real;
 mod room;
 mod sharing;
 mod stub;
@@ -34,6 +35,7 @@ fn main() {
         queues::TESTS,
         room::TESTS,
         sharing::TESTS,
+        real::TESTS,
         vhost::TESTS,
         cli::TESTS,
     ]

@@ -172,6 +172,11 @@ fn memory_that_cannot_be_shared_is_for_its_context_alone() {
     assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
     assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[60, 0]))), OK);
     assert_eq!(import(&mut vmm, 2, 60), Err(Status::NOT_SUPPORTED));
+    // The other way round: for GPUs alone.
+    assert_eq!(kind(&vmm.command(&host_blob(1, 61, stub::NO_CPU, 0x1000))), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(61, 0x4000))), BAD_RESOURCE);
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[61, 0]))), OK);
+    assert_eq!(import(&mut vmm, 2, 61), Ok((text(), 0x1000)));
 }
 
 fn the_memory_of_an_ended_context_is_the_importers() {

@@ -58,6 +58,8 @@ pub const GUEST_RAM: u32 = 4;
 pub const HELD_BUFFER: u32 = 5;
 /// Export without a dma-buf, as old kernels do it.
 pub const NO_DMABUF: u32 = 6;
+/// Memory that no CPU can see.
+pub const NO_CPU: u32 = 10;
 /// ShareMemory under a number that is no token.
 pub const NO_TOKEN: u32 = 7;
 /// ShareMemory without a descriptor.
@@ -194,7 +196,7 @@ impl Stub {
         let (index, mut exported) = (Handle(handle).index(), size);
         let file = match index {
             NO_BUFFER => {
-                reply(channel, &FromWorker::Exported { ticket, memory: Err(2) }, &[]);
+                reply(channel, &FromWorker::Exported { ticket, piece: Err(2) }, &[]);
                 return;
             }
             GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
@@ -203,11 +205,12 @@ impl Stub {
         if index == SMALL_BUFFER {
             exported -= 4096;
         }
-        let memory =
-            Ok(ExportedMemory { vram: size, offset: 0, size: exported, caching: Caching::WriteCombining });
+        let memory = ExportedMemory { offset: 0, size: exported, caching: Caching::WriteCombining };
+        let memory = (index != NO_CPU).then_some(memory);
+        let piece = Ok(SharedPiece { offset: 0, size, handle, vram: size, memory });
         let files = [&file, &file];
-        let count = if index == NO_DMABUF { 1 } else { 2 };
-        reply(channel, &FromWorker::Exported { ticket, memory }, &files[..count]);
+        let count = if index == NO_DMABUF || index == NO_CPU { 1 } else { 2 };
+        reply(channel, &FromWorker::Exported { ticket, piece }, &files[..count]);
     }
 
     fn frame(&mut self, channel: &Channel, ring: u8, ticket: u64, bytes: &[u8]) {
@@ -287,7 +290,7 @@ impl Stub {
             SHARED_GUEST_RAM => self.regions.values().next().unwrap().0.try_clone().unwrap(),
             _ => buffer(offset + size),
         };
-        let memory = ExportedMemory { vram: size, offset, size, caching: Caching::WriteCombining };
+        let memory = ExportedMemory { offset, size, caching: Caching::WriteCombining };
         let piece = SharedPiece { offset, size, handle: handle.0, vram: size, memory: Some(memory) };
         let files = [&file, &file];
         let count = if index == NO_FILE { 0 } else { 2 };

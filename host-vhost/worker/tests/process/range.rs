@@ -63,7 +63,8 @@ fn share(worker: &mut Worker, handle: Handle, page: u64, pages: u64) -> (ShareTo
     let (Other::Share { token, piece }, files) = worker.other() else { panic!("not shared") };
     let (answer, _) = worker.answer(0).decode::<ShareMemory>(0).unwrap();
     assert_eq!(answer.token.0, token, "the device hears of it first");
-    let dmabuf = files.into_iter().next().unwrap();
+    // The memory as a CPU sees it comes first.
+    let dmabuf = files.into_iter().last().unwrap();
     (answer.token, piece.offset, piece.size, File::from(dmabuf))
 }
 
@@ -268,7 +269,7 @@ fn a_blob_of_ones_own_is_imported() {
     let (mut worker, gpu_id) = worker();
     let buffer = alloc(&mut worker, gpu_id, 0, 4, VRAM | PUBLIC);
     worker.send(&ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: 4 * P }, None);
-    let (Other::Exported { memory: Ok(_), .. }, files) = worker.other() else { panic!("not exported") };
+    let (Other::Exported { piece: Ok(_), .. }, files) = worker.other() else { panic!("not exported") };
     assert_eq!(files.len(), 2, "the memory, and its dma-buf");
     let (whole, bytes) = import(&mut worker, 60, gpu_id, VA).unwrap();
     assert_eq!(bytes, 4 * P);
@@ -278,6 +279,22 @@ fn a_blob_of_ones_own_is_imported() {
     assert_eq!(import(&mut worker, 60, gpu_id, 0), Err((Status::BAD_RESOURCE, 0)), "it is freed");
     worker.send(&ToWorker::DetachShared { resource: 60 }, None);
     assert_eq!(free(&mut worker, whole), (Status::BAD_HANDLE, 0));
+}
+
+/// VRAM that no CPU can see is shared among GPUs all the same.
+#[test]
+fn private_memory_is_exported_for_gpus() {
+    let (mut owner, gpu_id) = worker();
+    let (mut other, _) = worker();
+    let buffer = alloc(&mut owner, gpu_id, VA, 4, VRAM);
+    owner.send(&ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: 4 * P }, None);
+    let (Other::Exported { piece: Ok(piece), .. }, files) = owner.other() else { panic!("not exported") };
+    assert_eq!((piece.memory, piece.vram, files.len()), (None, 4 * P, 1));
+    let dmabuf = File::from(files.into_iter().next().unwrap());
+    other.send(&ToWorker::AttachShared { resource: 60, offset: 0, size: 4 * P }, Some(&dmabuf));
+    let (whole, _) = import(&mut other, 60, gpu_id, VA).unwrap();
+    let (mapped, _) = other.call::<MapMemory>(&BufferRequest { handle: whole }, &[gpu_id]).unwrap();
+    assert_eq!((mapped.n_success, mapped.errno), (1, 0));
 }
 
 /// VRAM that a blob or a token still holds is not free for another buffer.
@@ -293,7 +310,7 @@ fn memory_counts_until_nothing_holds_it() {
     };
     let buffer = alloc(&mut worker, gpu_id, 0, 6, VRAM | PUBLIC);
     worker.send(&ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: P }, None);
-    let (Other::Exported { memory: Ok(_), .. }, _files) = worker.other() else { panic!("not exported") };
+    let (Other::Exported { piece: Ok(_), .. }, _files) = worker.other() else { panic!("not exported") };
     let (token, ..) = share(&mut worker, buffer, 0, 1);
     let mut frame = frame(VERSION);
     frame.push::<FreeMemory>(&BufferRequest { handle: buffer }, &[], 0).unwrap();
@@ -308,7 +325,7 @@ fn memory_counts_until_nothing_holds_it() {
     // Freed last, it is free at once.
     let buffer = alloc(&mut worker, gpu_id, 0, 8, VRAM | PUBLIC);
     worker.send(&ToWorker::Export { ticket: 2, resource: 60, handle: buffer.0, size: P }, None);
-    let (Other::Exported { memory: Ok(_), .. }, _files) = worker.other() else { panic!("not exported") };
+    let (Other::Exported { piece: Ok(_), .. }, _files) = worker.other() else { panic!("not exported") };
     worker.send(&ToWorker::DetachShared { resource: 60 }, None);
     assert_eq!((left(&mut worker), free(&mut worker, buffer)), (0, (Status::OK, 0)));
     assert_eq!(left(&mut worker), 8);
@@ -320,8 +337,8 @@ fn sizes_above_4_gib() {
     let (mut worker, gpu_id) = worker();
     let buffer = alloc(&mut worker, gpu_id, 0, 6 * GIB / P, VRAM | PUBLIC);
     worker.send(&ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: 6 * GIB }, None);
-    let (Other::Exported { memory: Ok(memory), .. }, _files) = worker.other() else { panic!("not exported") };
-    assert_eq!((memory.size, memory.vram), (6 * GIB, 6 * GIB));
+    let (Other::Exported { piece: Ok(piece), .. }, _files) = worker.other() else { panic!("not exported") };
+    assert_eq!((piece.memory.unwrap().size, piece.vram), (6 * GIB, 6 * GIB));
     let high =
         MapRangeRequest { offset: 5 * GIB + P, size: GIB - P, ..range(buffer, gpu_id, 0, 1, VA + 8 * GIB) };
     worker.call::<MapRange>(&high, &[]).unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use kfd_ipc::worker::{ExportedMemory, FromWorker, Run, Settings, SharedPiece, ToWorker};
+use kfd_ipc::worker::{FromWorker, Run, Settings, SharedPiece, ToWorker};
 use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
 use virtio_kfd_protocol::calls::Hello;
 use virtio_kfd_protocol::frame::{
@@ -80,7 +80,7 @@ pub enum Other {
     Ready { kfd: (u32, u32), gpu_count: u32 },
     Failed(String),
     Done(u64),
-    Exported { ticket: u64, memory: Result<ExportedMemory, i32> },
+    Exported { ticket: u64, piece: Result<SharedPiece, i32> },
     Share { token: u64, piece: SharedPiece },
     Unshare(u64),
 }
@@ -166,7 +166,7 @@ impl Worker {
                     }
                     FromWorker::Failed { message } => Other::Failed(message),
                     FromWorker::Done { ticket } => Other::Done(ticket),
-                    FromWorker::Exported { ticket, memory } => Other::Exported { ticket, memory },
+                    FromWorker::Exported { ticket, piece } => Other::Exported { ticket, piece },
                     FromWorker::Share { token, piece } => Other::Share { token, piece },
                     FromWorker::Unshare { token } => Other::Unshare(token),
                     FromWorker::Answer { .. } => panic!("an answer with a descriptor"),
