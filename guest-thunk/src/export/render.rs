@@ -173,7 +173,8 @@ pub unsafe extern "C" fn amdgpu_bo_import(
         let output = output.required("output").map_err(|_| missing("output"))?;
         let thunk = open::current()?;
         let snapshot = thunk.snapshot()?;
-        let no_file = |_| Failure { errno: libc::EBADF, why: format!("{shared_handle} is no descriptor") };
+        // What libdrm answers; see Bos::import.
+        let no_file = |_| Failure { errno: libc::EPERM, why: format!("{shared_handle} is no descriptor") };
         let dma_buf = || descriptor(shared_handle.into()).map_err(no_file);
         let host = thunk.host(&snapshot);
         let (buf_handle, alloc_size) = thunk.bos.import(host, &thunk.memory, gpu_id, kind, dma_buf)?;

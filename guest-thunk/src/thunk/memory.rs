@@ -267,8 +267,9 @@ impl Memory {
         request.check_flags()?;
         let address = if set(HsaMemFlags::FIXED_ADDRESS) { address } else { 0 };
         if set(HsaMemFlags::SCRATCH) {
-            let gpu = host.snapshot.gpu(node)?;
-            return self.allocate_scratch(host, gpu, request);
+            let no_gpu =
+                || Refusal::new(HsakmtStatus::NO_MEMORY, format!("node {node} has no scratch memory"));
+            return self.allocate_scratch(host, &gpu.ok_or_else(no_gpu)?, request);
         }
         let allocation = match gpu {
             Some(gpu) if set(HsaMemFlags::NON_PAGED) && !set(HsaMemFlags::GTT_ACCESS) => {
@@ -363,8 +364,10 @@ impl Memory {
         }
     }
 
-    /// Bytes of a GPU that are free in what was taken for small allocations.
-    pub fn idle(&self, gpu: GpuId) -> u64 {
+    /// Bytes of a GPU that are free in what was taken for small allocations. What is not used at all goes back to the host
+    /// first, whose own number is rounded.
+    pub fn idle(&self, client: &Client, gpu: GpuId) -> u64 {
+        self.arenas.trim(client);
         self.arenas.available(gpu)
     }
 

@@ -100,8 +100,9 @@ pub fn set_trap_handler(client: &Client, gpu_id: GpuId, tba: u64, tma: u64) -> O
 pub fn available_memory(thunk: &Thunk, gpu_id: GpuId) -> Outcome<u64> {
     let client = &thunk.client;
     require_minor(client, minor::AVAILABLE_MEMORY)?;
+    let idle = thunk.memory.idle(client, gpu_id);
     let (answer, _) = client.call::<AvailableMemory>(&GpuRequest { gpu_id, pad: 0 }, &[], 0)?;
-    Ok(answer.available.saturating_add(thunk.memory.idle(gpu_id)))
+    Ok(answer.available.saturating_add(idle))
 }
 
 /// Answer to [`tile_config`].

@@ -25,11 +25,11 @@ pub(super) struct Fake {
 }
 
 impl Memory {
-    /// Takes numbers for `size` bytes. Two such ranges are never neighbours.
-    pub(super) fn fake_addresses(&self, size: u64) -> Outcome<Fake> {
+    /// Takes numbers for `size` bytes, from a multiple of `align` on. Two such ranges are never neighbours.
+    pub(super) fn fake_addresses(&self, size: u64, align: u64) -> Outcome<Fake> {
         let mut space = lock(&self.fake);
         let space = space.get_or_insert_with(|| Space::new(START, SIZE));
-        let start = size.checked_add(page_size()).and_then(|taken| space.take(taken, page_size()));
+        let start = size.checked_add(page_size()).and_then(|taken| space.take(taken, align.max(page_size())));
         let start = start.ok_or_else(|| {
             Refusal::new(
                 HsakmtStatus::NO_MEMORY,

@@ -132,7 +132,7 @@ impl Memory {
         let (source, size, gpu, ioc) = self.open_dma_buf(host, dma_buf)?;
         let placed = || {
             let place = match gpus {
-                None => Place::Fake(self.fake_addresses(size)?),
+                None => Place::Fake(self.fake_addresses(size, IMAGE_ALIGN)?),
                 Some(_) => {
                     let range = host.snapshot.svm.unwrap_or(ANYWHERE);
                     let guard = host.settings.guard_pages.saturating_mul(page_size());

@@ -16,6 +16,7 @@ use virtio_kfd_protocol::{
 use super::address::page_size;
 use super::import::{GUEST_FLAGS, Imported, Source};
 use super::registered::{Piece, Registered};
+use super::vram::no_memory;
 use super::{Allocation, Backing, Host, Memory, State};
 use crate::client::{Client, ClientError};
 use crate::thunk::lock::lock;
@@ -293,7 +294,10 @@ fn allocate_and_map(
     let made = batch.push::<AllocMemory>(request, &[], 0)?;
     let mapped = batch.push::<MapMemory>(&BufferRequest { handle: made.handle() }, gpus, 0)?;
     let answers = batch.run()?;
-    let (AllocMemoryAnswer { handle, .. }, _) = answers.get(made)?;
+    let (AllocMemoryAnswer { handle, .. }, _) = answers.get(made).map_err(|error| match error.status() {
+        Some((Status::LIMIT, _)) => no_memory(&error),
+        _ => error.into(),
+    })?;
     Ok((handle, answers.get(mapped).map(|(answer, _)| answer).map_err(Refusal::from)))
 }
 

@@ -11,6 +11,7 @@ use virtio_kfd_protocol::{AllocMemoryRequest, Features, GpuId, GuestVa, Resource
 
 use super::buffer::{Buffer, Part};
 use super::{Allocation, Backing, Host, Memory, Place, Request, address_size, arena, flags, reserve};
+use crate::client::ClientError;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::topology::Gpu;
 
@@ -32,8 +33,7 @@ pub(super) fn make_buffer(
         pad: 0,
         resource_offset: 0,
     };
-    let no_memory = |error| Refusal::host(HsakmtStatus::NO_MEMORY, &error);
-    let (answer, _) = host.client.call::<AllocMemory>(&request, &[], 0).map_err(no_memory)?;
+    let (answer, _) = host.client.call::<AllocMemory>(&request, &[], 0).map_err(|error| no_memory(&error))?;
     let visible = answer.mappable != 0;
     let buffer = Buffer::new(answer.handle, size, gpu, visible);
     if !visible && flags.contains(AllocFlags::PUBLIC) && host.client.features().contains(Features::HOST_BLOBS)
@@ -43,6 +43,15 @@ pub(super) fn make_buffer(
         return Err(Refusal::new(HsakmtStatus::NO_MEMORY, why));
     }
     Ok(buffer)
+}
+
+/// A limit that the operator has set is like the end of the memory.
+pub(super) fn no_memory(error: &ClientError) -> Refusal {
+    let refusal = Refusal::host(HsakmtStatus::NO_MEMORY, error);
+    match refusal.status {
+        HsakmtStatus::OUT_OF_RESOURCES => Refusal { status: HsakmtStatus::NO_MEMORY, ..refusal },
+        _ => refusal,
+    }
 }
 
 impl Memory {
@@ -87,8 +96,14 @@ impl Memory {
 
     /// Memory without an address: the caller gets a number that only stands for it, and maps it through libdrm.
     fn unplaced(&self, host: Host<'_>, gpu: &Gpu, kfd: AllocFlags, request: Request) -> Outcome<Allocation> {
-        let place = self.fake_addresses(request.size)?;
-        let made = make_buffer(host, gpu.gpu_id, kfd, GuestVa(0), request.size, request.size);
+        let place = self.fake_addresses(request.size, request.alignment)?;
+        let make = |flags| make_buffer(host, gpu.gpu_id, flags, GuestVa(0), request.size, request.size);
+        // The CPU may be shown it later (amdgpu_bo_cpu_map), where all VRAM of the GPU can be.
+        let shown = host.client.features().contains(Features::HOST_BLOBS);
+        let made = match make(kfd | AllocFlags::PUBLIC) {
+            Err(_) if !shown || !kfd.contains(AllocFlags::PUBLIC) => make(kfd),
+            made => made,
+        };
         match made {
             Ok(buffer) => {
                 Ok(Allocation::new(Place::Fake(place), Backing::Unplaced(Part::whole(buffer)), request))

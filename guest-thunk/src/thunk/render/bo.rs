@@ -253,7 +253,9 @@ impl Bos {
         dma_buf: BorrowedFd<'_>,
     ) -> Result<(u64, u64)> {
         let mut all = lock(&self.all);
-        let (source, size, ..) = memory.open_dma_buf(host, dma_buf)?;
+        // drmPrimeFDToHandle does not say why: libdrm's callers get its -1.
+        let refused = |refusal: Refusal| Failure::new(libc::EPERM, refusal.to_string());
+        let (source, size, ..) = memory.open_dma_buf(host, dma_buf).map_err(refused)?;
         let blob = match &source {
             Source::Guest { blob, .. } | Source::Host { blob, .. } => Ok(Arc::clone(blob)),
             Source::Own(part) => part.blob(host.client),
