@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::ops::Bound;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kfd_abi::memory::AllocFlags;
 use kfd_seam::Result;
@@ -252,14 +253,24 @@ impl Drop for Object {
 /// other processes. It costs what it did until the last use is gone.
 #[derive(Debug, Default)]
 pub struct Graveyard {
-    pieces: Mutex<BTreeMap<(usize, u64), Piece>>,
+    graves: Mutex<Graves>,
+}
+
+/// Which arena, by its place in memory, and the offset.
+type Key = (usize, u64);
+
+#[derive(Debug, Default)]
+struct Graves {
+    pieces: BTreeMap<Key, Piece>,
+    /// The last one that was looked at.
+    last: Key,
 }
 
 impl Drop for Graveyard {
     fn drop(&mut self) {
         self.sweep();
-        let pieces = mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
-        pieces.into_values().for_each(Piece::leave);
+        let graves = self.graves.get_mut().unwrap_or_else(PoisonError::into_inner);
+        mem::take(&mut graves.pieces).into_values().for_each(Piece::leave);
     }
 }
 
@@ -267,36 +278,46 @@ impl Drop for Graveyard {
 const SOME: usize = 16;
 
 impl Graveyard {
+    fn graves(&self) -> MutexGuard<'_, Graves> {
+        self.graves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn bury(&self, piece: Piece) {
         let key = (Arc::as_ptr(&piece.arena) as usize, piece.offset);
-        let before = self.pieces.lock().unwrap_or_else(PoisonError::into_inner).insert(key, piece);
+        let before = self.graves().pieces.insert(key, piece);
         drop(before);
     }
 
     /// Takes out what is used again (a dma-buf of it was imported).
     pub fn exhume(&self, arena: &Arc<Arena>, offset: u64) -> Option<Piece> {
         let key = (Arc::as_ptr(arena) as usize, offset);
-        self.pieces.lock().unwrap_or_else(PoisonError::into_inner).remove(&key)
+        self.graves().pieces.remove(&key)
     }
 
-    /// Gives back what is used no more, of the first few.
+    /// Gives back what is used no more, of some: all have their turn over several calls.
     pub fn sweep_some(&self) {
-        self.sweep_first(SOME);
+        self.sweep_next(SOME);
     }
 
     /// Gives back what is used no more.
     pub fn sweep(&self) {
-        self.sweep_first(usize::MAX);
+        self.sweep_next(usize::MAX);
     }
 
-    fn sweep_first(&self, most: usize) {
+    fn sweep_next(&self, most: usize) {
         let unused: Vec<Piece> = {
-            let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-            let ends = |piece: &Piece| !piece.arena.is_used_elsewhere(piece.offset, piece.size);
-            let ended: Vec<(usize, u64)> =
-                pieces.iter().take(most).filter(|(_, piece)| ends(piece)).map(|(key, _)| *key).collect();
-            ended.iter().filter_map(|key| pieces.remove(key)).collect()
+            let mut graves = self.graves();
+            let next = (Bound::Excluded(graves.last), Bound::Unbounded);
+            let around = graves.pieces.range(next).chain(graves.pieces.range(..=graves.last));
+            let (keys, ended): (Vec<Key>, Vec<bool>) = around
+                .take(most)
+                .map(|(key, piece)| (*key, !piece.arena.is_used_elsewhere(piece.offset, piece.size)))
+                .unzip();
+            graves.last = keys.last().copied().unwrap_or(graves.last);
+            let ended = keys.iter().zip(ended).filter(|(_, ended)| *ended);
+            ended.filter_map(|(key, _)| graves.pieces.remove(key)).collect()
         };
+        // Not under the lock: giving back takes others.
         drop(unused);
     }
 }

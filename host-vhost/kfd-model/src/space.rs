@@ -264,7 +264,11 @@ impl AddressSpace {
             let inside = at - start;
             let length = chunk(rest.len(), mapping.size - inside);
             let part = rest.get_mut(..length).ok_or(fault(FaultReason::NotPresent))?;
-            mapping.backing.read(inside, part).map_err(|_| fault(FaultReason::NoBacking))?;
+            by_pages(at, part.len(), |from, to| {
+                let part = part.get_mut(from..to).ok_or(Errno::EFAULT)?;
+                mapping.backing.read(inside.saturating_add(from as u64), part)
+            })
+            .map_err(|bad| Fault { va: at.wrapping_add(bad as u64), ..fault(FaultReason::NoBacking) })?;
             done += length;
         }
         Ok(())
@@ -287,11 +291,37 @@ impl AddressSpace {
             let inside = at - start;
             let length = chunk(rest.len(), mapping.size - inside);
             let part = rest.get(..length).ok_or(fault(FaultReason::NotPresent))?;
-            mapping.backing.write(inside, part).map_err(|_| fault(FaultReason::NoBacking))?;
+            by_pages(at, part.len(), |from, to| {
+                let part = part.get(from..to).ok_or(Errno::EFAULT)?;
+                mapping.backing.write(inside.saturating_add(from as u64), part)
+            })
+            .map_err(|bad| Fault { va: at.wrapping_add(bad as u64), ..fault(FaultReason::NoBacking) })?;
             done += length;
         }
         Ok(())
     }
+}
+
+/// Runs a copy of the bytes `0..length`, which start at address `at`, at once; when that fails page by page, for the
+/// first byte that cannot be copied.
+fn by_pages(
+    at: u64,
+    length: usize,
+    mut copy: impl FnMut(usize, usize) -> Result<()>,
+) -> core::result::Result<(), usize> {
+    if copy(0, length).is_ok() {
+        return Ok(());
+    }
+    let mut from = 0;
+    while from < length {
+        let address = at.wrapping_add(from as u64);
+        // At most a page.
+        let rest = PAGE - address % PAGE;
+        let to = from.saturating_add(rest as usize).min(length);
+        copy(from, to).map_err(|_| from)?;
+        from = to;
+    }
+    Ok(())
 }
 
 fn chunk(wanted: usize, available: u64) -> usize {

@@ -256,7 +256,11 @@ pub(crate) fn take_piece(
         process.graveyard.sweep();
         ledger.take(&charge)
     })?;
-    let offset = device.arena.allocate(size).inspect_err(|_| ledger.give(&charge))?;
+    let offset = device.arena.allocate(size).or_else(|_| {
+        process.graveyard.sweep();
+        device.arena.allocate(size)
+    });
+    let offset = offset.inspect_err(|_| ledger.give(&charge))?;
     let (arena, ledger) = (device.arena.clone(), ledger.clone());
     Ok(Piece::new(arena, offset, size, flags, charge, ledger))
 }

@@ -65,6 +65,125 @@ fn user_memory_is_used_where_it_lies() {
     assert_eq!(caller.allocate_user(gpu, VA, PAGE, USERPTR, PAGE).unwrap_err(), Errno::EFAULT);
 }
 
+/// A range of the process's own memory, as a program maps and remaps it.
+#[allow(unsafe_code, reason = "maps memory at an address, as a program does")]
+mod mapped {
+    use std::num::NonZeroUsize;
+    use std::ptr::NonNull;
+
+    use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+    pub struct Mapped {
+        pub address: u64,
+        pub length: usize,
+    }
+
+    impl Mapped {
+        pub fn new(pages: usize) -> Self {
+            let (length, flags) = (pages * 4096, MapFlags::MAP_PRIVATE);
+            Self { address: map(None, length, flags), length }
+        }
+
+        fn at(&self, page: usize) -> NonNull<std::ffi::c_void> {
+            NonNull::new(std::ptr::with_exposed_provenance_mut(self.address as usize + page * 4096)).unwrap()
+        }
+
+        pub fn fill(&self, page: usize, pages: usize, byte: u8) {
+            // SAFETY: the pages are mapped and nothing refers to them.
+            unsafe { self.at(page).cast::<u8>().write_bytes(byte, pages * 4096) };
+        }
+
+        pub fn drop_pages(&self, page: usize, pages: usize) {
+            // SAFETY: nothing refers to these pages.
+            unsafe { madvise(self.at(page), pages * 4096, MmapAdvise::MADV_DONTNEED) }.unwrap();
+        }
+
+        pub fn unmap(&self, page: usize, pages: usize) {
+            // SAFETY: nothing refers to these pages.
+            unsafe { munmap(self.at(page), pages * 4096) }.unwrap();
+        }
+
+        /// Maps fresh memory where there was other.
+        pub fn map_again(&self) {
+            let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED;
+            assert_eq!(map(Some(self.address), self.length, flags), self.address);
+        }
+    }
+
+    fn map(address: Option<u64>, length: usize, flags: MapFlags) -> u64 {
+        let address = address.and_then(|address| NonZeroUsize::new(address as usize));
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: only memory that these tests mapped is replaced.
+        let start = unsafe { mmap_anonymous(address, NonZeroUsize::new(length).unwrap(), access, flags) };
+        start.unwrap().as_ptr().expose_provenance() as u64
+    }
+}
+
+#[test]
+fn user_memory_is_what_is_at_its_address_now() {
+    // amdgpu_amdkfd_evict_userptr, update_invalid_user_pages: never what was there before.
+    let caller = Caller::new("gfx906");
+    let gpu = caller.gpu();
+    let memory = mapped::Mapped::new(16);
+    memory.fill(0, 16, 1);
+    let buffer = caller.allocate_user(gpu, VA, 16 * PAGE, USERPTR, memory.address).unwrap();
+    caller.map(buffer.handle, &[gpu]).0.unwrap();
+    // The first byte of each page.
+    let pages = |caller: &Caller| {
+        let bytes = caller.seen(gpu, VA, 16 * PAGE as usize);
+        bytes.map(|bytes| bytes.iter().step_by(PAGE as usize).copied().collect::<Vec<u8>>())
+    };
+    assert_eq!(pages(&caller), Ok(vec![1; 16]));
+    memory.drop_pages(4, 4);
+    let mut expected = [1; 16];
+    expected[4..8].fill(0);
+    assert_eq!(pages(&caller), Ok(expected.to_vec()));
+    memory.fill(4, 4, 2);
+    expected[4..8].fill(2);
+    assert_eq!(pages(&caller), Ok(expected.to_vec()));
+    memory.unmap(0, 16);
+    memory.map_again();
+    memory.fill(0, 16, 3);
+    assert_eq!(pages(&caller), Ok(vec![3; 16]));
+    caller.model.write_gpu(gpu, VA + 5 * PAGE, &[4]).unwrap();
+    assert_eq!(pages(&caller).unwrap()[4..7], [3, 4, 3]);
+    // Gone, in part: what is left can be used, and the fault says where.
+    memory.unmap(6, 2);
+    let fault = pages(&caller).unwrap_err();
+    assert_eq!((fault.va, fault.reason), (VA + 6 * PAGE, FaultReason::NoBacking));
+    let fault = caller.model.write_gpu(gpu, VA + 5 * PAGE, &[5; 2 * PAGE as usize]).unwrap_err();
+    assert_eq!((fault.va, fault.reason), (VA + 6 * PAGE, FaultReason::NoBacking));
+    assert_eq!(caller.seen(gpu, VA + 5 * PAGE, 1).unwrap(), [5]);
+    assert_eq!(caller.seen(gpu, VA + 8 * PAGE, 1).unwrap(), [3]);
+    caller.unmap(buffer.handle, &[gpu]).0.unwrap();
+    caller.free(buffer.handle).unwrap();
+}
+
+#[test]
+fn more_than_four_gib() {
+    let caller = Caller::new("gfx906");
+    let gpu = caller.gpu();
+    let size = (6 << 30) + PAGE;
+    for (va, flags) in [(VA, VRAM), (VA + (1 << 40), GTT)] {
+        let buffer = caller.allocate(gpu, va, size, flags).unwrap();
+        caller.map(buffer.handle, &[gpu]).0.unwrap();
+        let map = caller.mmap_render(&caller.gpus[0], buffer.mmap_offset, size).unwrap();
+        for at in [0, (1 << 32) - 4, 1 << 32, size - 8] {
+            let value = at ^ 0x5a5a_5a5a_5a5a_5a5a;
+            caller.model.write_gpu(gpu, va + at, &value.to_ne_bytes()).unwrap();
+            let mut bytes = [0; 8];
+            peek(&map, at, &mut bytes);
+            assert_eq!(u64::from_ne_bytes(bytes), value, "{at:#x}");
+        }
+        let fault = caller.seen(gpu, va + size - 4, 8).unwrap_err();
+        assert_eq!((fault.va, fault.reason), (va + size, FaultReason::NotPresent));
+        let dmabuf = caller.export(buffer.handle).unwrap();
+        assert_eq!(caller.dmabuf_info(&dmabuf, &mut []).1.size, size);
+        caller.unmap(buffer.handle, &[gpu]).0.unwrap();
+        caller.free(buffer.handle).unwrap();
+    }
+}
+
 #[test]
 fn sizes_and_kinds_are_checked() {
     // kfd_ioctl_alloc_memory_of_gpu, amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu.
