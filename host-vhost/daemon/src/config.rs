@@ -12,6 +12,13 @@ pub struct Limit {
     pub process: Option<u64>,
 }
 
+impl Limit {
+    /// Whether there is any.
+    pub fn is_set(&self) -> bool {
+        self.vm.is_some() || self.process.is_some()
+    }
+}
+
 /// Set by the operator, or found out by the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceConfig {

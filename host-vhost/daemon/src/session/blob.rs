@@ -386,6 +386,9 @@ impl Session {
             (Kind::Host(_), Operation::Attach { worker }) => self.attach_host(resource, worker),
             (Kind::Host(host), _) if host.busy => {
                 host.waiting.push((token, header, operation));
+                if operation == Operation::Unref {
+                    self.hold_owner(resource);
+                }
                 Ok(Step::Pending)
             }
             (Kind::Host(_), Operation::Map { offset }) => self.map(resource, token, offset),
@@ -393,6 +396,7 @@ impl Session {
             (Kind::Host(host), Operation::Unref) => {
                 entry.leaving = true;
                 if host.mapped_at.is_some() {
+                    self.hold_owner(resource);
                     return self.unmap(resource, token);
                 }
                 self.release(resource, token);
@@ -463,8 +467,11 @@ impl Session {
                 worker.runs = worker.runs.saturating_sub(runs);
             }
             if let Kind::Host(_) = entry.kind {
-                self.tell_worker(holder, Some(ForWorker::Plain(ToWorker::DetachShared { resource })));
+                self.tell_before_held(holder, ForWorker::Plain(ToWorker::DetachShared { resource }));
             }
+        }
+        if let Kind::Host(HostBlob { holds: Some(worker), .. }) = entry.kind {
+            self.let_go_of_worker(worker);
         }
         if let Kind::Host(HostBlob { source, origin, .. }) = entry.kind {
             self.leave_source(source);

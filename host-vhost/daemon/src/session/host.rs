@@ -33,6 +33,8 @@ pub struct HostBlob {
     pub source: Option<Source>,
     /// Which buffer it shows, once that is known.
     pub origin: Option<Origin>,
+    /// The worker that is kept waiting until the blob is gone.
+    pub holds: Option<u64>,
     /// Where it is mapped in the window.
     pub mapped_at: Option<u64>,
     /// It was mapped when its context ended, and is not any more: the guest's own unmap has nothing left to do.
@@ -76,6 +78,7 @@ impl HostBlob {
             handle,
             source: Some(source),
             origin: None,
+            holds: None,
             mapped_at: None,
             taken: false,
             busy: false,
@@ -129,6 +132,20 @@ impl Session {
             }
         }
         Ok(step)
+    }
+
+    /// The guest gives a blob up, which takes the VMM a while. Its memory counts until then, but to the guest it is free
+    /// now: where VRAM is limited, what its context asks for next waits.
+    pub(super) fn hold_owner(&mut self, resource: u32) {
+        if !self.config.vram_limit.is_set() {
+            return;
+        }
+        let Some(owner) = self.resources.get(&resource).and_then(|entry| entry.owner) else { return };
+        let Some(host) = self.host_blob(resource) else { return };
+        if host.source == Some(Source::Buffer) && host.holds.is_none() {
+            host.holds = Some(owner);
+            self.hold_worker(owner);
+        }
     }
 
     /// A worker has exported a buffer, or could not.

@@ -119,6 +119,11 @@ impl Session {
             Some(dmabuf) => ForWorker::WithFile(message, dmabuf),
             None => ForWorker::Plain(message),
         };
+        self.tell_before_held(worker, message);
+    }
+
+    /// Tells a worker something before all that is held back from it.
+    pub(super) fn tell_before_held(&mut self, worker: u64, message: ForWorker) {
         if let Some(known) = self.workers.get_mut(&worker).filter(|known| !known.ending) {
             known.link.put_before_held(message);
         }

@@ -15,6 +15,7 @@ use crate::vmm::Vmm;
 crate::tests![
     contexts_share_memory_of_the_gpu_and_the_vms_limit,
     a_piece_that_was_shared_is_all_that_is_reached,
+    what_is_freed_can_be_had_at_once,
 ];
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h): VRAM, writable, public.
@@ -203,4 +204,47 @@ fn a_piece_that_was_shared_is_all_that_is_reached() {
     let request = range(again, gpu_id, MIB, 4096, VA + 64 * GIB);
     assert_eq!(call::<MapRange>(&mut vmm, 2, &request, &[]).err(), Some((Status::INVALID, 0)));
     call::<MapRange>(&mut vmm, 2, &range(again, gpu_id, 0, MIB, VA + 64 * GIB), &[]).unwrap();
+}
+
+/// The guest's kernel gives blobs up without waiting, and the VMM takes its time to unmap them.
+fn what_is_freed_can_be_had_at_once() {
+    let daemon = real(&["--vram-limit-per-process", "16M", "--shmem-size", "64M"]);
+    let mut vmm = Vmm::connect(&daemon);
+    let gpu_id = open(&mut vmm, 1);
+    for unmaps in [true, false] {
+        let handle = alloc(&mut vmm, 1, gpu_id, VA, 16 * MIB).unwrap();
+        assert_eq!(blob(&mut vmm, 1, 60, handle.0, 16 * MIB), OK);
+        assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
+        let maps = vmm.maps.clone();
+        let busy = maps.live.lock().unwrap();
+        call::<FreeMemory>(&mut vmm, 1, &BufferRequest { handle }, &[]).unwrap();
+        assert_eq!(alloc(&mut vmm, 1, gpu_id, VA, MIB), Err((Status::LIMIT, 0)), "the blob holds it");
+        let mut expected = Vec::new();
+        if unmaps {
+            expected.push((vmm.submit(&simple(UNMAP_BLOB, 0, &[60, 0])), OK));
+        }
+        expected.push((vmm.submit(&simple(RESOURCE_UNREF, 0, &[60, 0])), OK));
+        let mut builder = frame(answer_blob(1), 0);
+        let (va, size) = (GuestVa(VA), 16 * MIB);
+        let request = AllocMemoryRequest { va, size, gpu_id, flags: VRAM, ..Default::default() };
+        builder.push::<AllocMemory>(&request, &[], 0).unwrap();
+        expected.push((vmm.submit(&submit(1, 0, 1, &builder.finish())), OK));
+        // As always: what belongs to no context's memory is answered.
+        assert_eq!(kind(&vmm.command(&header(GET_DISPLAY_INFO, 0))), UNSPEC);
+        assert_eq!(vmm.try_response(), None);
+        drop(busy);
+        let back: Vec<(u16, u32)> = expected
+            .iter()
+            .map(|_| {
+                let (head, response) = vmm.next_response();
+                (head, kind(&response))
+            })
+            .collect();
+        assert_eq!(back, expected);
+        assert_eq!(statuses(&vmm, answers(1)), [Status::OK]);
+        let bytes = vmm.read(answers(1), 0x400);
+        let answer = AnswerFrame::parse(&bytes).unwrap();
+        let (made, _) = answer.answers[0].decode::<AllocMemory>().unwrap();
+        call::<FreeMemory>(&mut vmm, 1, &BufferRequest { handle: made.handle }, &[]).unwrap();
+    }
 }
