@@ -51,6 +51,8 @@ pub fn page_align(bytes: u64) -> Option<u64> {
 pub struct Arena {
     file: File,
     ranges: Mutex<Ranges>,
+    /// Held while a note is written or taken away: several lie on a page.
+    notes: Mutex<()>,
     windows: Windows,
 }
 
@@ -64,12 +66,22 @@ impl Arena {
         let end = FIRST_OFFSET.checked_add(capacity).filter(|end| *end <= NOTES).ok_or(Errno::ENOMEM)?;
         let file = File::from(descriptor);
         file.set_len(note_at(end).ok_or(Errno::ENOMEM)?).map_err(|error| errno(&error))?;
-        Ok(Self { file, ranges: Mutex::new(Ranges::new(FIRST_OFFSET, end)), windows: Windows::default() })
+        Ok(Self {
+            file,
+            ranges: Mutex::new(Ranges::new(FIRST_OFFSET, end)),
+            notes: Mutex::default(),
+            windows: Windows::default(),
+        })
     }
 
     /// The arena of another process, of which this one uses what it has a lock on. Nothing can be taken from it.
     pub fn of_another(file: File) -> Self {
-        Self { file, ranges: Mutex::new(Ranges::new(0, 0)), windows: Windows::default() }
+        Self {
+            file,
+            ranges: Mutex::new(Ranges::new(0, 0)),
+            notes: Mutex::default(),
+            windows: Windows::default(),
+        }
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {
@@ -89,14 +101,45 @@ impl Arena {
     /// taken again (the kernel keeps a buffer until its last mapping is gone).
     pub fn free(&self, offset: u64, length: u64) {
         let Some(length) = page_align(length) else { return };
-        if let (Ok(start), Ok(size)) = (i64::try_from(offset), i64::try_from(length)) {
-            let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            // Where it fails, the pages stay, and the next owner of the range must not see them.
-            if fallocate(&self.file, mode, start, size).is_err() {
-                return;
-            }
+        // Where it fails, the pages stay, and the next owner of the range must not see them.
+        if self.punch(offset, length).is_err() {
+            return;
         }
         self.ranges().give(offset, length);
+    }
+
+    /// Writes the note of the range that starts at `offset`.
+    ///
+    /// # Errors
+    /// `EFAULT` when it cannot be written.
+    pub fn write_note(&self, offset: u64, note: &[u8]) -> Result<()> {
+        let _notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(note_at(offset).ok_or(Errno::EFAULT)?, note)
+    }
+
+    /// Takes the note of the range that starts at `offset` away, and its page with the last one in it.
+    ///
+    /// # Errors
+    /// `EFAULT` when it cannot be written.
+    pub fn erase_note(&self, offset: u64) -> Result<()> {
+        let at = note_at(offset).ok_or(Errno::EFAULT)?;
+        let _notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(at, &[0; NOTE_SIZE as usize])?;
+        let start = at - at % PAGE;
+        let mut page = [0; PAGE as usize];
+        self.read(start, &mut page)?;
+        if page.iter().all(|byte| *byte == 0) {
+            // Where it fails, a page of zeros stays.
+            let _ = self.punch(start, PAGE);
+        }
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        let start = i64::try_from(offset).map_err(|_| Errno::EFAULT)?;
+        let size = i64::try_from(length).map_err(|_| Errno::EFAULT)?;
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&self.file, mode, start, size)
     }
 
     /// Reads at a file offset.

@@ -80,15 +80,7 @@ impl Note {
     /// # Errors
     /// `EFAULT` when it cannot be written.
     pub fn write(&self, arena: &Arena, offset: u64) -> Result<()> {
-        arena.write(note_at(offset).ok_or(Errno::EFAULT)?, self.as_bytes())
-    }
-
-    /// Takes the note of the range at `offset` away.
-    ///
-    /// # Errors
-    /// `EFAULT` when it cannot be written.
-    pub fn erase(arena: &Arena, offset: u64) -> Result<()> {
-        arena.write(note_at(offset).ok_or(Errno::EFAULT)?, Self::new_zeroed().as_bytes())
+        arena.write_note(offset, self.as_bytes())
     }
 }
 

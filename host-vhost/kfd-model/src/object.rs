@@ -72,7 +72,7 @@ impl Drop for Piece {
         }
         if *self.noted.get_mut() {
             // Where it fails, the note says what is free, and no descriptor of the range is left that could be asked.
-            let _ = Note::erase(&self.arena, self.offset);
+            let _ = self.arena.erase_note(self.offset);
         }
         self.arena.free(self.offset, self.size);
         self.ledger.give(&self.charge);

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use kfd_abi::memory::AllocFlags;
 use kfd_model::dmabuf::recognise;
@@ -252,6 +253,37 @@ fn freed_memory_that_the_cpu_still_maps_stays() {
 }
 
 #[test]
+fn rounds_leave_nothing_behind() {
+    let caller = Caller::new("gfx906");
+    let importer = Caller::new("gfx906");
+    let gpu = caller.gpu();
+    let file: File = caller.gpus[0].descriptor.try_clone().unwrap().into();
+    // Bytes that the render node's memory holds.
+    let held = || file.metadata().unwrap().blocks() * 512;
+    let round = |number: u64| {
+        let size = PAGE << (number % 8);
+        let buffer = caller.allocate(gpu, VA, size, VRAM).unwrap();
+        let map = caller.mmap_render(&caller.gpus[0], buffer.mmap_offset, size).unwrap();
+        poke(&map, size - 1, b"x");
+        caller.map(buffer.handle, &[gpu]).0.unwrap();
+        let dmabuf = caller.export(buffer.handle).unwrap();
+        let handle = importer.import(gpu, VA, &dmabuf).unwrap();
+        importer.map(handle, &[gpu]).0.unwrap();
+        importer.model.write_gpu(gpu, VA, b"y").unwrap();
+        caller.unmap(buffer.handle, &[gpu]).0.unwrap();
+        caller.free(buffer.handle).unwrap();
+        importer.unmap(handle, &[gpu]).0.unwrap();
+        importer.free(handle).unwrap();
+    };
+    (0..8).for_each(round);
+    let all = caller.available();
+    let before = held();
+    (0..1000).for_each(round);
+    assert_eq!(caller.available(), all);
+    assert_eq!(held(), before);
+}
+
+#[test]
 fn hostile_descriptors_are_no_harm() {
     // A dma-buf's note is in memory that another process can write.
     let exporter = Caller::new("gfx906");
@@ -261,7 +293,6 @@ fn hostile_descriptors_are_no_harm() {
     let dmabuf = exporter.export(buffer.handle).unwrap();
     let file: File = exporter.gpus[0].descriptor.try_clone().unwrap().into();
     let note = kfd_model::arena::note_at(buffer.mmap_offset).unwrap();
-    use std::os::unix::fs::FileExt;
     for size in [0u64, 1, 1 << 45, 1 << 62, u64::MAX, 1 << 44] {
         file.write_all_at(&size.to_ne_bytes(), note + 8).unwrap();
         if let Ok(handle) = importer.import(gpu, VA, &dmabuf) {
