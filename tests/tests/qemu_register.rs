@@ -1,0 +1,102 @@
+//! Memory of the application, adopted in place in an unmodified guest: the pages are a GUEST blob's of its own virtio_gpu
+//! driver, so this is where the exchange has to hold. The program and what it proves: tests/c/registration.c.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Vm, need};
+
+const SET: &str = "rocm-trixie";
+const LIMIT: Duration = Duration::from_secs(240);
+const PROGRAM: &str = "/opt/virtio-kfd/registration";
+
+/// Environment variable: rounds of the storm in place of the 30 below.
+const STORM_VARIABLE: &str = "VIRTIO_KFD_TEST_STORM";
+
+/// Arguments and what is printed at the end.
+const PARTS: &[(&str, &str)] = &[
+    ("storm 30", "storm: nothing is lost"),
+    ("fork 5", "fork: children have copies of their own"),
+    ("heap 100", "heap: malloc goes on"),
+    ("replaced", "replaced: what is the application's stays so"),
+    ("sizes", "sizes: up to 256 MiB"),
+    ("flat 100", "flat: nothing is left"),
+];
+
+fn source() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/c/registration.c")
+}
+
+struct Stack {
+    daemon: Daemon,
+    guest: Guest,
+}
+
+impl Stack {
+    fn root(&self, script: &str) -> String {
+        let output = self.guest.run(&Command::shell(script).limit(LIMIT)).unwrap();
+        output.checked().unwrap_or_else(|error| panic!("{script}: {error:#}")).text()
+    }
+
+    /// All parts, run by an ordinary user, which must say that writers were held in this way.
+    fn parts(&self, hold: &str) {
+        for (arguments, expected) in PARTS {
+            let begin = Instant::now();
+            let arguments = match std::env::var(STORM_VARIABLE) {
+                Ok(rounds) if arguments.starts_with("storm") => format!("storm {rounds}"),
+                _ => (*arguments).to_owned(),
+            };
+            let script = format!("VIRTIO_KFD_REGISTER=adopt HSAKMT_DEBUG_LEVEL=6 {PROGRAM} {arguments} 2>&1");
+            let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(LIMIT);
+            let output = self.guest.run(&command).unwrap();
+            let text = output.text();
+            assert!(
+                output.success() && text.lines().any(|line| line == *expected),
+                "{arguments}, {hold}: {output}\n{}\n{}",
+                self.root("dmesg | tail -20"),
+                self.daemon.report()
+            );
+            let how = format!("held by {hold}");
+            assert!(text.contains(&how), "{arguments}: not {how}: {text}");
+            text.lines().filter(|line| line.contains(" rounds")).for_each(|line| println!("    {line}"));
+            println!("{arguments}, {hold}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_in_a_guest() {
+    let artifacts = need!(Artifacts::find());
+    let mut builder = need!(Vm::builder(&artifacts));
+    need!(artifacts.qemu());
+    need!(artifacts.image());
+    need!(artifacts.thunk());
+    need!(artifacts.program("vhost-user-kfd"));
+    let root = need!(artifacts.packages(SET));
+    let program = CProgram::compile(&root, &source(), Place::Guest).unwrap();
+    builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
+    let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+    let guest = builder
+        .memory_mib(1536)
+        .limit(2 * LIMIT)
+        .vhost_user_gpu(daemon.socket())
+        .boot()
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let stack = Stack { daemon, guest };
+    stack.root("chmod 666 /dev/dri/renderD*; chmod 755 /opt/virtio-kfd");
+
+    // As a distribution leaves it: no userfaultfd for users. And yama lets a process be traced by its ancestors only.
+    stack.root("test ! -e /proc/sys/kernel/yama/ptrace_scope || echo 1 > /proc/sys/kernel/yama/ptrace_scope");
+    stack.parts("ptrace");
+    // As docs/limits.md recommends it.
+    stack.root("chmod 666 /dev/userfaultfd");
+    stack.parts("userfaultfd");
+
+    // The guest's kernel had nothing to complain of.
+    let complaints = stack.root("dmesg | grep -iE 'warning|bug:|oops|freeing invalid' || true");
+    assert_eq!(complaints, "");
+}

@@ -1,0 +1,178 @@
+//! Memory of the application, adopted in place, in loop-back: nothing that is written meanwhile is lost, and nothing
+//! is left behind. Both ways to hold writers, where this machine allows both. In a guest: `qemu_register.rs`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::native::{run, text};
+use virtio_kfd_tests::talk::{OnHost, Talk};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
+
+const SET: &str = "rocm-trixie";
+const PROFILE: &str = "gfx906";
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Environment variables of the library (docs/limits.md).
+const REGISTER: &str = "VIRTIO_KFD_REGISTER";
+const HOLD: &str = "VIRTIO_KFD_REGISTER_HOLD";
+
+/// Rounds of the test that looks for what is left behind; the full measure is 100000.
+const FLAT_VARIABLE: &str = "VIRTIO_KFD_TEST_REGISTRATIONS";
+
+/// Arguments and what is printed at the end; natively the program prints the same.
+const PARTS: &[Part] = &[
+    (&["storm", "300"], "storm: nothing is lost\n"),
+    (&["fork", "10"], "fork: children have copies of their own\n"),
+    (&["heap", "600"], "heap: malloc goes on\n"),
+    (&["replaced"], "replaced: what is the application's stays so\n"),
+    (&["sizes"], "sizes: up to 256 MiB\n"),
+];
+
+/// The same where each page is a run of its own: more runs than 32768 in a blob are refused.
+const SCATTERED: &[Part] = &[
+    (&["storm", "100"], "storm: nothing is lost\n"),
+    (&["replaced"], "replaced: what is the application's stays so\n"),
+    (&["sizes", "16"], "sizes: up to 16 MiB\n"),
+];
+
+/// Arguments, and what is printed at the end.
+type Part = (&'static [&'static str], &'static str);
+
+struct Stack {
+    artifacts: Artifacts,
+    program: CProgram,
+}
+
+fn source() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/c/registration.c")
+}
+
+fn stack() -> anyhow::Result<Stack> {
+    let artifacts = Artifacts::find()?;
+    artifacts.thunk()?;
+    artifacts.program("vhost-user-kfd")?;
+    let root = artifacts.packages(SET)?;
+    let program = CProgram::compile(&root, &source(), Place::Host)?;
+    Ok(Stack { artifacts, program })
+}
+
+impl Stack {
+    fn command(&self, socket: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+        let mut command = self.program.command(&Under::loopback(&self.artifacts, socket).unwrap());
+        command.args(arguments).env(REGISTER, "adopt").envs(environment.iter().copied());
+        command
+    }
+
+    /// All parts, with writers held in this way; says which way it was.
+    fn parts(&self, parts: &[Part], hold: &str, environment: &[(&str, &str)]) {
+        for (arguments, expected) in parts {
+            let daemon = Daemon::start(&self.artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+            let mut command = self.command(daemon.socket(), arguments, environment);
+            command.env(HOLD, hold).env("HSAKMT_DEBUG_LEVEL", "6");
+            let output = run(command, LIMIT).unwrap();
+            let (stdout, stderr) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success() && stdout == *expected,
+                "{arguments:?}, {hold}: {}\n{stdout}\n{stderr}\n{}",
+                output.status,
+                daemon.report()
+            );
+            let told = |line: &&str| line.contains("held by") || line.contains(" rounds in ");
+            stderr.lines().filter(told).for_each(|line| println!("{}: {line}", arguments.join(" ")));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_threads_stopped() {
+    let stack = need!(stack());
+    stack.parts(PARTS, "ptrace", &[]);
+}
+
+#[test]
+fn nothing_is_lost_with_writers_held_by_faults() {
+    let stack = need!(stack());
+    // Where userfaultfd is not allowed to this user, the library stops threads instead, and says so.
+    stack.parts(PARTS, "userfaultfd", &[]);
+}
+
+#[test]
+fn nothing_is_lost_in_memory_without_two_pages_side_by_side() {
+    let stack = need!(stack());
+    stack.parts(SCATTERED, "userfaultfd", &[("VIRTIO_KFD_LOOPBACK_SCATTER", "1")]);
+}
+
+/// That the program can go well at all: natively, where registration takes no pages away.
+#[test]
+fn the_program_is_right_natively() {
+    let stack = need!(stack());
+    for (arguments, expected) in PARTS {
+        let mut command = stack.program.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
+        command.args(*arguments);
+        assert_eq!(text(command, LIMIT).unwrap(), *expected);
+    }
+}
+
+#[test]
+fn by_default_it_is_refused_and_the_option_is_named_once() {
+    let stack = need!(stack());
+    let daemon = Daemon::start(&stack.artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+    let stderr = |level: &str| {
+        let mut command = stack.command(daemon.socket(), &["refused"], &[("HSAKMT_DEBUG_LEVEL", level)]);
+        command.env_remove(REGISTER);
+        let output = run(command, LIMIT).unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "refused: NOT_SUPPORTED, NOT_SUPPORTED\n");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(stderr("0"), "", "two calls for every large copy: silence unless it is asked for");
+    let warned = stderr("4");
+    assert_eq!(warned.matches("hipHostRegister").count(), 1, "{warned}");
+    assert!(warned.contains("VIRTIO_KFD_REGISTER=adopt"), "{warned}");
+}
+
+/// Descriptors and mappings of each process of the daemon, workers included.
+fn holdings(daemon: &Daemon) -> BTreeMap<u32, (usize, usize)> {
+    let count = |pid: u32| {
+        let place = |name: &str| format!("/proc/{pid}/{name}");
+        let descriptors = std::fs::read_dir(place("fd")).unwrap().count();
+        (descriptors, std::fs::read_to_string(place("maps")).unwrap().lines().count())
+    };
+    daemon.processes().into_iter().map(|pid| (pid, count(pid))).collect()
+}
+
+#[test]
+fn many_registrations_leave_nothing_on_either_side() {
+    let stack = need!(stack());
+    let rounds = std::env::var(FLAT_VARIABLE).unwrap_or_else(|_| "3000".to_owned());
+    let limit = LIMIT.max(Duration::from_millis(10 * rounds.parse::<u64>().unwrap()));
+    let daemon = Daemon::start(&stack.artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+    let command = stack.command(daemon.socket(), &["flat", &rounds, "ask"], &[]);
+    let mut program = Box::new(OnHost::start(command, limit).unwrap());
+    let mut line = || program.next_line(limit).unwrap();
+    assert_eq!(line().as_deref(), Some("warm"));
+    let before = holdings(&daemon);
+    program.say("go on").unwrap();
+    let mut line = || program.next_line(limit).unwrap();
+    // The program itself has looked at its own mappings, descriptors and memory.
+    assert_eq!(line().as_deref(), Some("done"), "{}", daemon.report());
+    let after = holdings(&daemon);
+    program.say("go on").unwrap();
+    assert_eq!(program.next_line(limit).unwrap().as_deref(), Some("flat: nothing is left"));
+    program.finish().unwrap();
+    println!("{rounds} registrations; descriptors and mappings of each process: {before:?}, then {after:?}");
+    for (pid, (descriptors, mappings)) in &after {
+        let (fds, maps) = before[pid];
+        // A thread's stack or an arena of malloc's may come late; a leak would be thousands.
+        assert!(
+            *descriptors <= fds + 4 && *mappings <= maps + 16,
+            "process {pid}: {descriptors} descriptors, {mappings} mappings; before {fds}, {maps}"
+        );
+    }
+}
