@@ -1,6 +1,7 @@
 //! The thunk's logic: what AMD's libhsakmt does between the API and the ioctls, over the client.
 
 pub mod adopt;
+pub mod cross;
 pub mod event;
 pub mod lock;
 pub mod memory;

@@ -291,10 +291,10 @@ fn a_host_that_ends_waits_early_does_not_shorten_them() {
         }
     }));
     let start = std::time::Instant::now();
-    let request = WaitEventsRequest { timeout: 30, wait_for_all: 0 };
+    let request = WaitEventsRequest { timeout: 300, wait_for_all: 0 };
     let (answer, _) = client.wait_call::<WaitEvents>(&request, &[], 0).unwrap();
     assert_eq!(answer.wait_result, 1);
-    assert!(start.elapsed() >= Duration::from_millis(30));
+    assert!(start.elapsed() >= Duration::from_millis(300));
     assert!(sent.load(Ordering::SeqCst) > 1);
 }
 

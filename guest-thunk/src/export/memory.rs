@@ -13,6 +13,7 @@ use virtio_kfd_protocol::limits::MAX_GPUS;
 use super::exports;
 use super::pointer::{Address, In, Out, number};
 use crate::thunk::adopt::{self, Kind};
+use crate::thunk::cross::{self, Direction, Range};
 use crate::thunk::memory::Request;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::{open, process};
@@ -75,6 +76,30 @@ fn take_shared(
     address.write(imported.0);
     size.write(imported.1);
     Ok(())
+}
+
+/// Ranges in one list; `IOV_MAX` of the kernel.
+const MOST_RANGES: u64 = 1024;
+
+/// Copies between this process's ranges, the first list, and another's.
+fn copy_across(
+    pid: u32,
+    lists: [(In<HsaMemoryRange>, u64); 2],
+    size_copied: Out<u64>,
+    direction: Direction,
+) -> Outcome<()> {
+    open::current()?;
+    let [local, remote] = lists.map(|(list, count)| -> Outcome<Vec<Range>> {
+        let count = usize::try_from(count).ok().filter(|_| (1..=MOST_RANGES).contains(&count));
+        let count = count.filter(|_| !list.is_null());
+        let wrong = || Refusal::parameter(format!("a list of ranges: expected 1 to {MOST_RANGES} of them"));
+        let range =
+            |range: HsaMemoryRange| Range { address: range.memory_address, size: range.size_in_bytes };
+        Ok(list.read_all(count.ok_or_else(wrong)?).into_iter().map(range).collect())
+    });
+    let (copied, result) = cross::copy(pid, &local?, &remote?, direction);
+    size_copied.write(copied);
+    result
 }
 
 exports! {
@@ -319,7 +344,7 @@ exports! {
     }
 
     /// Reads memory of another process.
-    not_implemented("as AMD's library 6.2.4 answers")
+    done("by the guest's kernel and its rules: ordinary memory, not what lies in blobs; AMD's 6.2.4 is NOT_IMPLEMENTED")
     fn hsaKmtProcessVMRead(
         pid: u32,
         local_memory_array: In<HsaMemoryRange>,
@@ -327,10 +352,16 @@ exports! {
         remote_memory_array: In<HsaMemoryRange>,
         remote_memory_array_count: u64,
         size_copied: Out<u64>,
-    );
+    ) {
+        let lists = [
+            (local_memory_array, local_memory_array_count),
+            (remote_memory_array, remote_memory_array_count),
+        ];
+        copy_across(pid, lists, size_copied, Direction::Read)
+    }
 
     /// Writes memory of another process.
-    not_implemented("as AMD's library 6.2.4 answers")
+    done("by the guest's kernel and its rules: ordinary memory, not what lies in blobs; AMD's 6.2.4 is NOT_IMPLEMENTED")
     fn hsaKmtProcessVMWrite(
         pid: u32,
         local_memory_array: In<HsaMemoryRange>,
@@ -338,7 +369,13 @@ exports! {
         remote_memory_array: In<HsaMemoryRange>,
         remote_memory_array_count: u64,
         size_copied: Out<u64>,
-    );
+    ) {
+        let lists = [
+            (local_memory_array, local_memory_array_count),
+            (remote_memory_array, remote_memory_array_count),
+        ];
+        copy_across(pid, lists, size_copied, Direction::Write)
+    }
 
     /// Puts system memory in place of an allocation's first page.
     not_supported("as AMD's library answers unless it is built for the address sanitizer")

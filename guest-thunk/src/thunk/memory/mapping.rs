@@ -150,8 +150,12 @@ fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome
         return Ok(());
     }
     if let Some((handle, offset)) = allocation.range() {
-        let (done, result) = map_range(client, allocation, handle, offset, &missing);
-        add(&mut state, missing.iter().take(done));
+        let once = without_repeats(&missing);
+        let (done, result) = map_range(client, allocation, handle, offset, &once);
+        // KFD passes over a GPU that has it already, and AMD's library keeps the list as it was.
+        let listed = if result.is_ok() { &missing } else { &once };
+        let done = if result.is_ok() { missing.len() } else { done };
+        add(&mut state, listed.iter().take(done));
         return result;
     }
     if let Some(pieces) = allocation.pieces() {
@@ -223,6 +227,16 @@ fn map_pieces(
     }
     add(state, gpus.iter());
     Ok(())
+}
+
+fn without_repeats(gpus: &[GpuId]) -> Vec<GpuId> {
+    let mut once: Vec<GpuId> = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        if !once.contains(gpu) {
+            once.push(*gpu);
+        }
+    }
+    once
 }
 
 /// GPUs in one frame, well below what a frame can have.
@@ -360,7 +374,15 @@ fn unmap(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outco
     }
     let (done, result) = match (allocation.range(), &allocation.backing) {
         (Some((handle, _)), _) => {
-            each::<UnmapRange>(client, &gpus, |gpu| unmap_request(handle, allocation, *gpu))
+            let once = without_repeats(&gpus);
+            let (done, result) =
+                each::<UnmapRange>(client, &once, |gpu| unmap_request(handle, allocation, *gpu));
+            match result {
+                Ok(()) if once.len() == gpus.len() => (gpus.len(), Ok(())),
+                // KFD's answer to a GPU that has not got it; those before it in the list were done.
+                Ok(()) => (gpus.len(), Err(Refusal::error("a GPU is listed more than once"))),
+                Err(refusal) => (done, Err(refusal)),
+            }
         }
         (None, Backing::Vram(part)) => unmap_buffer(client, part.buffer.handle, &gpus),
         (None, _) => {

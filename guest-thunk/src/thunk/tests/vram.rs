@@ -113,6 +113,11 @@ fn gpus_see_parts_only_while_they_are_mapped() {
     kfd.unmap(other).unwrap();
     kfd.unmap(other).unwrap();
     assert_eq!(kfd.state.lock().unwrap().ranges, []);
+    // As AMD's library on the model: a node twice is mapped once, listed twice, and an error to unmap.
+    kfd.thunk.memory.map_to_nodes(kfd.thunk.host(&snapshot), other, 8192, &[second, second]).unwrap();
+    assert_eq!({ kfd.thunk.memory.pointer_info(&snapshot, other).unwrap().n_mapped_nodes }, 2);
+    assert_eq!(status(kfd.unmap(other)), HsakmtStatus::ERROR);
+    assert_eq!(kfd.state.lock().unwrap().ranges, []);
     kfd.free(other).unwrap();
     kfd.free(one).unwrap();
     assert_eq!(status(kfd.free(one)), HsakmtStatus::MEMORY_NOT_REGISTERED);
