@@ -138,12 +138,12 @@ impl Memory {
                 base: region.start_addr().raw_value(),
                 size: region.len(),
             };
-            check_size(place.file(), &identity)?;
             let known = self.regions.iter().find(|known| known.identity == identity);
             if known.is_none() && (self.own.contains(&identity) || is_own(identity.file)) {
                 own.insert(identity);
                 continue;
             }
+            check_size(place.file(), &identity)?;
             let entry = match known {
                 // The same memory by a new descriptor: the VMM may close the old one's file in its own time.
                 Some(known) => Region { file: place.arc().clone(), ..known.clone() },

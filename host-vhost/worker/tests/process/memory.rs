@@ -412,3 +412,51 @@ fn scattered_memory_works_up_to_its_bounds() {
     assert_eq!(mappings(&worker), most as usize);
     worker.call::<FreeMemory>(&BufferRequest { handle: whole.handle }, &[]).unwrap();
 }
+
+/// Memory hotplug: of a blob over two regions the part on the one that is left works on.
+#[test]
+fn a_region_takes_what_lies_on_it_and_nothing_else() {
+    let (mut worker, gpu_id) = worker(settings());
+    for region in [1, 2] {
+        worker.send(&ToWorker::AddRegion { region, file_offset: 0, size: 64 * 4096 }, Some(&guest_ram()));
+    }
+    let run = |region, page: u64| Run { region, offset: page * 4096, len: 2 * 4096 };
+    let runs = vec![run(1, 0), run(2, 8)];
+    worker
+        .send(&ToWorker::AttachBlob { resource: 5, size: 4 * 4096, first_run: 0, total_runs: 2, runs }, None);
+    let on_blob = |va_page, first: u64, pages| AllocMemoryRequest {
+        resource: ResourceId(5),
+        resource_offset: first * 4096,
+        ..alloc(gpu_id, va_page, pages, USERPTR)
+    };
+    let buffers: Vec<BufferRequest> = [(0, 0, 2), (8, 2, 2), (16, 1, 2)]
+        .into_iter()
+        .map(|(va_page, first, pages)| {
+            let (made, _) = worker.call::<AllocMemory>(&on_blob(va_page, first, pages), &[]).unwrap();
+            let buffer = BufferRequest { handle: made.handle };
+            let (mapped, _) = worker.call::<MapMemory>(&buffer, &[gpu_id]).unwrap();
+            assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+            buffer
+        })
+        .collect();
+    assert_eq!(mappings(&worker), 4);
+    worker.send(&ToWorker::RemoveRegion { region: 2, ticket: 1 }, None);
+    assert_eq!(worker.other().0, Other::Done(1));
+    assert_eq!(mappings(&worker), 1);
+    for (buffer, gone) in buffers.iter().zip([false, true, true]) {
+        let status = worker.failure::<UnmapMemory>(buffer, &[gpu_id]).0;
+        assert_eq!(status, if gone { Status::BAD_HANDLE } else { Status::OK });
+    }
+    worker.call::<AllocMemory>(&on_blob(24, 1, 1), &[]).unwrap();
+    for (first, pages) in [(2, 1), (3, 1), (1, 2), (0, 4)] {
+        let request = on_blob(32, first, pages);
+        assert_eq!(
+            worker.failure::<AllocMemory>(&request, &[]),
+            (Status::BAD_RESOURCE, 0),
+            "{first} {pages}"
+        );
+    }
+    // Another region in its place is another one.
+    worker.send(&ToWorker::AddRegion { region: 3, file_offset: 0, size: 64 * 4096 }, Some(&guest_ram()));
+    assert_eq!(worker.failure::<AllocMemory>(&on_blob(32, 2, 1), &[]), (Status::BAD_RESOURCE, 0));
+}
