@@ -15,9 +15,11 @@
 pub mod aql;
 pub mod atomic;
 pub mod dispatch;
+pub mod doorbell;
 pub mod failure;
 pub mod memory;
 pub mod pm4;
+pub mod process;
 mod ring;
 pub mod runner;
 pub mod sdma;

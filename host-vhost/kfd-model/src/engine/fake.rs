@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::{Access, Context, Dispatcher, EmptyKernels, Failure, Interrupt, Memory, World};
+use super::{Access, Context, Dispatcher, EmptyKernels, Failure, Interrupt, Memory, Processor, Step, World};
 use crate::space::{Fault, FaultReason};
 
 struct Range {
@@ -178,13 +178,43 @@ impl FakeGpu {
     }
 
     /// Steps until the processor stops progressing; panics when it never does.
-    pub fn run(&self, processor: &mut dyn super::Processor, doorbell: u64) -> super::Step {
+    pub fn run(&self, processor: &mut dyn Processor, doorbell: u64) -> Step {
         for _ in 0..1_000_000 {
             match processor.step(&self.context(), doorbell) {
-                super::Step::Progressed => {}
+                Step::Progressed => {}
                 other => return other,
             }
         }
         panic!("the processor goes on for ever");
     }
+}
+
+/// Notes the 64-bit word at an address whenever there is an interrupt.
+struct Watcher<'a> {
+    memory: &'a FakeMemory,
+    va: u64,
+    seen: Mutex<Vec<u64>>,
+}
+
+impl World for Watcher<'_> {
+    fn interrupt(&self, _: Interrupt) {
+        let memory: &dyn Memory = self.memory;
+        self.seen.lock().unwrap().push(memory.load64(self.va).unwrap());
+    }
+
+    fn timestamp(&self) -> u64 {
+        0
+    }
+
+    fn memory_fault(&self, _: &Fault) {}
+
+    fn queue_failed(&self, _: &Failure) {}
+}
+
+/// Runs a processor; what was at `va` at each interrupt.
+pub fn seen_at_interrupts(gpu: &FakeGpu, processor: &mut dyn Processor, doorbell: u64, va: u64) -> Vec<u64> {
+    let world = Watcher { memory: &gpu.memory, va, seen: Mutex::default() };
+    let context = Context { world: &world, ..gpu.context() };
+    while processor.step(&context, doorbell) == Step::Progressed {}
+    world.seen.into_inner().unwrap()
 }

@@ -8,6 +8,7 @@ mod interpreter;
 use super::ring::Ring;
 use super::{Context, DOORBELL_UNTOUCHED, Failure, Processor, QueueAddresses, Step, settle};
 
+use interpreter::tells;
 pub(super) use interpreter::{Effect, Interpreter, length};
 
 /// Name in failures.
@@ -78,9 +79,15 @@ impl Pm4Queue {
         packet.clear();
         packet.resize(words as usize, 0);
         self.ring.read(context.memory, self.read, &mut packet)?;
+        // Whoever is told by it that the work is done may look for room in the ring at once.
+        let tells = tells(header);
+        if tells {
+            self.advance(context, bytes)?;
+        }
         let effect = self.interpreter.execute(&packet, va, context);
         self.interpreter.packet = packet;
         match effect? {
+            Effect::Done if tells => {}
             Effect::Done => self.advance(context, bytes)?,
             Effect::Again => {}
             Effect::Wait(va) => return Ok(Step::Waiting { va }),

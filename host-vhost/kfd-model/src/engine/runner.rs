@@ -175,6 +175,12 @@ impl Engines {
     }
 }
 
+impl core::fmt::Debug for Engines {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.debug_struct("Engines").field("queues", &self.len()).finish_non_exhaustive()
+    }
+}
+
 impl Shared {
     /// Has queues that wait for memory look again.
     fn memory_changed(self: &Arc<Self>) {

@@ -71,6 +71,12 @@ impl SdmaQueue {
             // The rest of it comes with another ring of the doorbell.
             return Ok(Step::Idle);
         }
+        if action.tells() {
+            // Whoever is told by it that the work is done may look for room in the ring at once.
+            self.advance(context, bytes)?;
+            self.execute(context, action)?;
+            return Ok(Step::Progressed);
+        }
         let skip = match self.execute(context, action)? {
             Effect::Done => 0,
             Effect::Again => return Ok(Step::Progressed),
@@ -83,9 +89,14 @@ impl SdmaQueue {
             let problem = "skips more than was submitted";
             return Err(Failure::Malformed { engine: ENGINE, va, header, problem });
         }
-        self.read = self.read.wrapping_add(bytes);
-        context.memory.store64(self.addresses.read_pointer, self.read)?;
+        self.advance(context, bytes)?;
         Ok(Step::Progressed)
+    }
+
+    /// Goes past a packet and reports it.
+    fn advance(&mut self, context: &Context<'_>, bytes: u64) -> Result<(), Failure> {
+        self.read = self.read.wrapping_add(bytes);
+        context.memory.store64(self.addresses.read_pointer, self.read)
     }
 
     fn execute(&mut self, context: &Context<'_>, action: Action) -> Result<Effect, Failure> {

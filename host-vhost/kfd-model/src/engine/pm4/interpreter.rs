@@ -48,6 +48,11 @@ fn opcode(header: u32) -> u32 {
     header >> 8 & 0xff
 }
 
+/// A packet that is done at once, and tells somebody that all before it is.
+pub(super) fn tells(header: u32) -> bool {
+    header >> 30 == 3 && opcode(header) == RELEASE_MEM
+}
+
 fn address(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }

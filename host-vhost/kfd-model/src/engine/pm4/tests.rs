@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::dispatch::{Dispatch, Dispatched, Dispatcher};
-use crate::engine::fake::{FakeGpu, FakeMemory};
+use crate::engine::fake::{FakeGpu, FakeMemory, seen_at_interrupts};
 use crate::engine::{DispatchFailure, Interrupt, Memory};
 
 const RING: u64 = 0x10_0000;
@@ -162,6 +162,15 @@ fn a_release_writes_and_interrupts() {
     let ids = [0x12, 0x14, 0].map(Interrupt::EndOfPipe);
     assert_eq!(*queue.gpu.world.interrupts.lock().unwrap(), ids);
     assert!(matches!(queue.fail(&release(5 << 29, 0, 0)), Failure::Malformed { .. }));
+}
+
+#[test]
+fn the_read_pointer_is_past_a_release_before_anybody_hears_of_it() {
+    // kfdtest places its next packet as soon as it was woken, and wants room for it.
+    let mut fixture = Fixture::new();
+    fixture.put(&packet(0x49, &[0x14, 1 << 24, 0, 0, 0, 0, 1]));
+    let Fixture { gpu, mut queue, write } = fixture;
+    assert_eq!(seen_at_interrupts(&gpu, &mut queue, write, POINTERS), [8]);
 }
 
 #[test]

@@ -95,6 +95,17 @@ impl Queue {
     }
 }
 
+impl core::fmt::Debug for Queue {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let failure = self.failure();
+        formatter
+            .debug_struct("Queue")
+            .field("number", &self.inner.number)
+            .field("failure", &failure)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Queue {
     fn drop(&mut self) {
         let thread = {

@@ -93,6 +93,13 @@ pub(super) enum Action {
     Timestamp { va: u64 },
 }
 
+impl Action {
+    /// It is done at once, and tells somebody that all before it is.
+    pub(super) fn tells(&self) -> bool {
+        matches!(self, Self::Fence { .. } | Self::Trap { .. } | Self::Atomic { until_equal: false, .. })
+    }
+}
+
 fn address(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::Memory;
-use crate::engine::fake::{FakeGpu, FakeMemory};
+use crate::engine::fake::{FakeGpu, FakeMemory, seen_at_interrupts};
 
 const RING: u64 = 0x10_0000;
 const RING_SIZE: u32 = 0x1000;
@@ -433,4 +433,12 @@ proptest! {
         expected.copy_within(from as usize..(from + u64::from(length)) as usize, to as usize);
         prop_assert!(queue.gpu.memory.bytes(DATA, 0x2000) == expected);
     }
+}
+
+#[test]
+fn the_read_pointer_is_past_a_trap_before_anybody_hears_of_it() {
+    // kfdtest places its next packet as soon as it was woken, and wants room for it.
+    let Fixture { gpu, mut queue, .. } = Fixture::new(GFX9);
+    gpu.memory.put(RING, &[0, 6, 1]);
+    assert_eq!(seen_at_interrupts(&gpu, &mut queue, 12, POINTERS), [12]);
 }

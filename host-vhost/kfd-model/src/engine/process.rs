@@ -1,0 +1,141 @@
+//! What ties a queue to the process that it belongs to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kfd_abi::event::{HsaMemoryExceptionData, KFD_MEM_ERR_NO_RAS, MemoryExceptionFailure};
+
+use super::aql::AqlQueue;
+use super::pm4::Pm4Queue;
+use super::runner::Gpu;
+use super::sdma::{Layout, SdmaQueue};
+use super::view::View;
+use super::{Dispatcher, EmptyKernels, Failure, Interrupt, Processor, QueueAddresses, World};
+use crate::clock;
+use crate::events::Events;
+use crate::process::Device;
+use crate::space::{Fault, FaultReason};
+
+/// Failures that are written to standard error, as a driver writes them to its log.
+const LOGGED_FAILURES: u32 = 16;
+
+/// The three parts of a `gfx_target_version`: 90010 is gfx90a, that is 9, 0, 10.
+pub fn gfx_version(gfx_target_version: u32) -> (u32, u32, u32) {
+    (gfx_target_version / 10000, gfx_target_version / 100 % 100, gfx_target_version % 100)
+}
+
+/// What kind of ring a queue has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingKind {
+    /// AQL packets.
+    Aql,
+    /// PM4 packets.
+    Pm4,
+    /// SDMA packets.
+    Sdma,
+}
+
+/// The processor for a new queue on a GPU.
+pub fn processor(device: &Device, kind: RingKind, addresses: QueueAddresses) -> Box<dyn Processor> {
+    let xccs = device.gpu.shader.xccs;
+    match kind {
+        RingKind::Aql => Box::new(AqlQueue::new(addresses, xccs)),
+        RingKind::Pm4 => Box::new(Pm4Queue::new(addresses, xccs)),
+        RingKind::Sdma => {
+            let (major, minor, stepping) = gfx_version(device.gpu.gfx_target_version);
+            Box::new(SdmaQueue::new(addresses, Layout::for_gfx(major, minor, stepping)))
+        }
+    }
+}
+
+/// A GPU for the queues of a process, without an instruction set: only kernels that do nothing run.
+pub fn gpu(device: &Arc<Device>, events: &Arc<Events>) -> Gpu {
+    let (major, _, _) = gfx_version(device.gpu.gfx_target_version);
+    with_dispatcher(device, events, Arc::new(EmptyKernels::for_gfx(major)))
+}
+
+/// A GPU for the queues of a process.
+pub fn with_dispatcher(device: &Arc<Device>, events: &Arc<Events>, dispatcher: Arc<dyn Dispatcher>) -> Gpu {
+    Gpu {
+        memory: Arc::new(View::new(device.gpu_id, device.clone())),
+        world: Arc::new(ProcessWorld {
+            device: device.clone(),
+            events: events.clone(),
+            logged: AtomicU32::new(0),
+        }),
+        dispatcher,
+    }
+}
+
+/// The process that a queue's interrupts and faults go to.
+#[derive(Debug)]
+struct ProcessWorld {
+    device: Arc<Device>,
+    events: Arc<Events>,
+    logged: AtomicU32,
+}
+
+impl World for ProcessWorld {
+    fn interrupt(&self, interrupt: Interrupt) {
+        let (context_id, valid_bits) = interrupt.context_id();
+        self.events.interrupt(context_id, valid_bits);
+    }
+
+    fn timestamp(&self) -> u64 {
+        // A machine without CLOCK_MONOTONIC_RAW has no GET_CLOCK_COUNTERS that this could disagree with.
+        clock::gpu_counter(self.device.gpu.clocks.counter_khz).unwrap_or(0)
+    }
+
+    fn memory_fault(&self, fault: &Fault) {
+        self.events.memory_fault(memory_exception(fault));
+    }
+
+    fn queue_failed(&self, failure: &Failure) {
+        if self.logged.fetch_add(1, Ordering::Relaxed) < LOGGED_FAILURES {
+            eprintln!("kfd-model: a queue of GPU {} stopped: {failure}", self.device.gpu_id);
+        } else {
+            self.logged.store(LOGGED_FAILURES, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a memory event says of a fault (`svm_range_restore_pages` and `kfd_signal_vm_fault_event` name the page).
+fn memory_exception(fault: &Fault) -> HsaMemoryExceptionData {
+    let mut failure = MemoryExceptionFailure::default();
+    match fault.reason {
+        FaultReason::ReadOnly => failure.read_only = 1,
+        FaultReason::NoExecute => failure.no_execute = 1,
+        FaultReason::NotPresent | FaultReason::NotReadable | FaultReason::NoBacking => {
+            failure.not_present = 1;
+        }
+    }
+    HsaMemoryExceptionData {
+        failure,
+        va: fault.va & !0xfff,
+        gpu_id: fault.gpu_id,
+        error_type: KFD_MEM_ERR_NO_RAS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_decimal() {
+        assert_eq!(gfx_version(90006), (9, 0, 6));
+        assert_eq!(gfx_version(90010), (9, 0, 10));
+        assert_eq!(gfx_version(90402), (9, 4, 2));
+        assert_eq!(gfx_version(100300), (10, 3, 0));
+    }
+
+    #[test]
+    fn a_fault_becomes_what_the_driver_says() {
+        let fault = |reason| Fault { gpu_id: 3, va: 0x7f00_0123, access: "read", reason };
+        let data = memory_exception(&fault(FaultReason::ReadOnly));
+        assert_eq!((data.va, data.gpu_id, data.error_type), (0x7f00_0000, 3, 0));
+        assert_eq!((data.failure.read_only, data.failure.not_present), (1, 0));
+        let data = memory_exception(&fault(FaultReason::NotPresent));
+        assert_eq!((data.failure.read_only, data.failure.not_present), (0, 1));
+    }
+}
