@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -46,6 +47,8 @@ pub struct Ram {
     low: u64,
     free: Mutex<Extents>,
     scatter: bool,
+    /// Set when the VM ends: the device may still look at the queues, which lie in pages that go back.
+    ending: AtomicBool,
 }
 
 impl Ram {
@@ -82,7 +85,19 @@ impl Ram {
                 return Err(failed("madvise(MADV_DONTFORK)", io::Error::last_os_error()));
             }
         }
-        Ok(Arc::new(Ram { file, memory, low, free: Mutex::new(free), scatter }))
+        Ok(Arc::new(Ram {
+            file,
+            memory,
+            low,
+            free: Mutex::new(free),
+            scatter,
+            ending: AtomicBool::new(false),
+        }))
+    }
+
+    /// From now on no page is given back: all of the memory goes soon.
+    pub(super) fn end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
     }
 
     /// Takes zeroed pages.
@@ -227,6 +242,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.ram.ending.load(Ordering::Relaxed) {
+            return;
+        }
         let offset = |page: u64| libc::off_t::try_from(page.saturating_mul(PAGE)).unwrap_or(libc::off_t::MAX);
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         // Frees the memory and makes it zero for the next one. Where it fails, the pages are not used again.

@@ -213,6 +213,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
+        self.ram.end();
         // Nothing can be done about any failure here: the sockets are closed in any case.
         let _ = self.exit.write(1);
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
