@@ -49,8 +49,7 @@ pub fn coverage_page() -> String {
     let _ = writeln!(
         page,
         "\nFor device handles that `hsaKmtGetAMDGPUDeviceHandle` gave out, it also has libdrm's {}; calls with other \
-         handles and descriptors go on to the real library. In loop-back there is no device file: `amdgpu_device_get_fd` \
-         answers -1.",
+         handles and descriptors go on to the real library.",
         LIBDRM.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
     );
     page

@@ -21,13 +21,15 @@ pub struct Buffer {
     pub gpu: GpuId,
     /// Whether the CPU can be shown it.
     pub visible: bool,
+    /// Whether it was made for that.
+    pub public: bool,
     holders: Mutex<usize>,
 }
 
 impl Buffer {
     /// A buffer that KFD has made, with one holder.
-    pub(super) fn new(handle: Handle, size: u64, gpu: GpuId, visible: bool) -> Arc<Buffer> {
-        Arc::new(Buffer { handle, size, gpu, visible, holders: Mutex::new(1) })
+    pub(super) fn new(handle: Handle, size: u64, gpu: GpuId, visible: bool, public: bool) -> Arc<Buffer> {
+        Arc::new(Buffer { handle, size, gpu, visible, public, holders: Mutex::new(1) })
     }
 
     /// Holds it once more. False if KFD has freed it.

@@ -103,8 +103,8 @@ impl Memory {
         let blob: Arc<dyn Blob> = Arc::from(host.client.import(dma_buf)?);
         if let Some(part) = self.own_part(&*blob) {
             let (size, gpu) = (part.size, part.buffer.gpu);
-            let visible = if part.buffer.visible { AllocFlags::PUBLIC } else { AllocFlags::empty() };
-            return Ok((Source::Own(part), size, gpu, AllocFlags::VRAM | visible));
+            let public = if part.buffer.public { AllocFlags::PUBLIC } else { AllocFlags::empty() };
+            return Ok((Source::Own(part), size, gpu, AllocFlags::VRAM | public));
         }
         let info = resource_info(host.client, &*blob)?;
         let first = host.snapshot.gpus.first().map(|gpu| gpu.gpu_id);

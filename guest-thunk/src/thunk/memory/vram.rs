@@ -24,6 +24,18 @@ pub(super) fn make_buffer(
     addresses: u64,
     size: u64,
 ) -> Outcome<Arc<Buffer>> {
+    let public = flags.contains(AllocFlags::PUBLIC);
+    make(host, gpu, flags, (va, addresses, size), public)
+}
+
+/// The same, where the flags may say more than what was asked for.
+fn make(
+    host: Host<'_>,
+    gpu: GpuId,
+    flags: AllocFlags,
+    (va, addresses, size): (GuestVa, u64, u64),
+    public: bool,
+) -> Outcome<Arc<Buffer>> {
     let request = AllocMemoryRequest {
         va,
         size: addresses,
@@ -35,7 +47,7 @@ pub(super) fn make_buffer(
     };
     let (answer, _) = host.client.call::<AllocMemory>(&request, &[], 0).map_err(|error| no_memory(&error))?;
     let visible = answer.mappable != 0;
-    let buffer = Buffer::new(answer.handle, size, gpu, visible);
+    let buffer = Buffer::new(answer.handle, size, gpu, visible, public);
     if !visible && flags.contains(AllocFlags::PUBLIC) && host.client.features().contains(Features::HOST_BLOBS)
     {
         buffer.release(host.client)?;
@@ -97,12 +109,15 @@ impl Memory {
     /// Memory without an address: the caller gets a number that only stands for it, and maps it through libdrm.
     fn unplaced(&self, host: Host<'_>, gpu: &Gpu, kfd: AllocFlags, request: Request) -> Outcome<Allocation> {
         let place = self.fake_addresses(request.size, request.alignment)?;
-        let make = |flags| make_buffer(host, gpu.gpu_id, flags, GuestVa(0), request.size, request.size);
+        let public = kfd.contains(AllocFlags::PUBLIC);
+        let nowhere = (GuestVa(0), request.size, request.size);
+        let attempt = |flags| make(host, gpu.gpu_id, flags, nowhere, public);
         // The CPU may be shown it later (amdgpu_bo_cpu_map), where all VRAM of the GPU can be.
         let shown = host.client.features().contains(Features::HOST_BLOBS);
-        let made = match make(kfd | AllocFlags::PUBLIC) {
-            Err(_) if !shown || !kfd.contains(AllocFlags::PUBLIC) => make(kfd),
-            made => made,
+        let made = if public || !shown {
+            attempt(kfd)
+        } else {
+            attempt(kfd | AllocFlags::PUBLIC).or_else(|_| attempt(kfd))
         };
         match made {
             Ok(buffer) => {

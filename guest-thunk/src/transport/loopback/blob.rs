@@ -157,7 +157,10 @@ impl Blob for ContextBlob {
     }
 
     fn mmap_offset(&self) -> Result<u64> {
-        Err(TransportError::NotSupported("mmap of the device (there is none in loop-back)"))
+        match (&self.resource.memory, self.context.vm.window()) {
+            (Memory::Host(Some(offset)), Some(window)) => window.offset_in_file(*offset),
+            _ => Err(TransportError::NotSupported("mmap of a blob that is not in the window")),
+        }
     }
 
     fn close_handle(self: Box<Self>) -> Box<dyn Any + Send + Sync> {
@@ -202,6 +205,9 @@ impl Exports {
             ready.is_ok() && poll_fd.revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
         };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.is_empty() {
+            return;
+        }
         let gone: Vec<_> = all.extract_if(|_, (read, _)| closed(read)).collect();
         drop(all);
         // Resources that end send commands: not under the lock.

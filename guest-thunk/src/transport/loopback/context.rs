@@ -148,6 +148,8 @@ impl Transport for LoopbackContext {
     fn submit_and_wait(&self, ring: u8, frame: &[u8], limit: Duration) -> Result<()> {
         let Context { vm, id, .. } = &*self.context;
         vm.usable()?;
+        // Linux lets go of memory when the last dma-buf is closed; here that is seen at the next opportunity.
+        vm.exports().sweep();
         let size =
             u32::try_from(frame.len()).map_err(|_| TransportError::NotSupported("a frame of 4 GiB"))?;
         let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_SUBMIT_3D, *id);
@@ -241,7 +243,8 @@ impl Transport for LoopbackContext {
     }
 
     fn device(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.context.usable().ok()?;
+        self.context.vm.window()?.file()
     }
 
     fn abandon(&self) {

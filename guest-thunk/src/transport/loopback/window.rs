@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +18,7 @@ use virtio_kfd_protocol::GuestVa;
 use super::extents::Extents;
 use super::ram::map_file;
 use super::{PAGE, system};
-use crate::transport::Result;
+use crate::transport::{Result, TransportError};
 
 /// `VIRTIO_GPU_SHM_ID_HOST_VISIBLE`
 pub(super) const SHM_ID: u8 = 1;
@@ -42,6 +43,9 @@ pub struct Window {
     free: Mutex<Extents>,
     /// What the device has mapped, by offset.
     shown: Mutex<BTreeMap<u64, Shown>>,
+    /// The first file that the device showed something of: its memory of GPUs, all of which is in one file as long as there
+    /// is one GPU. It stands for the guest's render node, for those who map it themselves.
+    file: OnceLock<Arc<File>>,
     /// Most maps that there were at once.
     most: AtomicUsize,
     /// Set when maps are told to the device as memory regions, which QEMU does.
@@ -75,6 +79,7 @@ impl Window {
             size,
             free: Mutex::new(free),
             shown: Mutex::new(BTreeMap::new()),
+            file: OnceLock::new(),
             most: AtomicUsize::new(0),
             announce: OnceLock::new(),
         })
@@ -134,6 +139,22 @@ impl Window {
             return Err(system("mmap", detail(), error(libc::EACCES)));
         }
         map_file(&shown.file, shown.file_offset, address, length, protection)
+    }
+
+    /// The file that stands for the device's, once something was shown.
+    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.get().map(|file| file.as_fd())
+    }
+
+    /// Where in that file lies what is shown at `offset`.
+    pub(super) fn offset_in_file(&self, offset: u64) -> Result<u64> {
+        let inode = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
+        let shown = lock(&self.shown).get(&offset).cloned();
+        let same = |shown: &Shown| self.file.get().is_some_and(|file| inode(file) == inode(&shown.file));
+        match shown.filter(same) {
+            Some(shown) => Ok(shown.file_offset),
+            None => Err(TransportError::NotSupported("mmap of memory in another file than the first")),
+        }
     }
 
     /// Checks a range that the device names.
@@ -196,6 +217,7 @@ impl VhostUserFrontendReqHandler for Window {
         map_file(&file, file_offset, self.address(offset), length, protection)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let one = Shown { length, file: Arc::new(file), file_offset, writable };
+        self.file.get_or_init(|| Arc::clone(&one.file));
         let region = self.region(offset, &one);
         shown.insert(offset, one);
         self.most.fetch_max(shown.len(), Ordering::Relaxed);
