@@ -97,14 +97,16 @@ impl Session {
         if self.host_blob(resource).is_none_or(|host| host.source.is_none()) {
             return refuse(Response::InvalidResource, "no worker has exported memory for it");
         }
+        // Asked for more than once while the memory was on its way.
+        if self.resources.get(&resource).is_some_and(|entry| entry.is_held_by(worker)) {
+            return Ok(Step::Done(Response::Ok));
+        }
         self.check_blob_count(Some(worker))?;
         let Some(known) = self.workers.get_mut(&worker) else {
             return refuse(Response::InvalidContext, "the worker is gone");
         };
         known.blobs = known.blobs.saturating_add(1);
-        if let Some(entry) = self.resources.get_mut(&resource)
-            && !entry.is_held_by(worker)
-        {
+        if let Some(entry) = self.resources.get_mut(&resource) {
             entry.attached.push(worker);
         }
         self.tell_attached(resource, worker);

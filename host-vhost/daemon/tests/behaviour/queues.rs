@@ -1,9 +1,16 @@
 //! Malformed chains and rings.
 
-use vhost::VhostBackend;
+use std::collections::BTreeSet;
 
-use crate::daemon::{Daemon, wait_for_some};
+use vhost::VhostBackend;
+use virtio_kfd_protocol::calls::{FreeMemory, ImportMemory, Nop, ShareMemory};
+use virtio_kfd_protocol::{
+    BufferRequest, Handle, ImportMemoryRequest, ResourceId, ShareMemoryRequest, ShareToken,
+};
+
+use crate::daemon::{Daemon, open_files, wait_for, wait_for_some};
 use crate::gpu::*;
+use crate::stub;
 use crate::vmm::*;
 
 crate::tests![
@@ -202,12 +209,16 @@ impl Random {
 }
 
 fn random_commands_do_no_harm() {
-    let daemon = Daemon::start(&["--max-contexts", "4"]);
+    let daemon = Daemon::start(&["--max-contexts", "4", "--vram-limit", "1G"]);
     let mut vmm = Vmm::connect(&daemon);
     open_context(&mut vmm, 9);
-    let mut random = Random(0x6b66_6476_6872_7421);
+    let files = open_files(daemon.device());
+    let seed = std::env::var("TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut random = Random(seed.unwrap_or(0x6b66_6476_6872_7421));
     let kinds =
         [CTX_CREATE, CTX_DESTROY, CTX_ATTACH, SUBMIT_3D, CREATE_BLOB, RESOURCE_UNREF, MAP_BLOB, UNMAP_BLOB];
+    // A changed bit may make others than those that are meant.
+    let (mut contexts, mut resources) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..4000u64 {
         // Few contexts and resources, so that commands meet; the one that must survive is not among them.
         let ctx = random.next(4) as u32;
@@ -215,12 +226,40 @@ fn random_commands_do_no_harm() {
         let page = [(SCRATCH + random.next(16) * 0x800, 0x1000)];
         let mut command = match kinds[random.next(kinds.len() as u64) as usize] {
             CTX_CREATE => ctx_create(ctx, 8),
-            CREATE_BLOB if random.next(2) == 0 => guest_blob(ctx, resource, 0x1000, &page),
+            CREATE_BLOB if random.next(2) == 0 => {
+                // As Linux makes them, to be attached then, and for a context.
+                guest_blob(ctx * random.next(2) as u32, resource, 0x1000, &page)
+            }
+            CREATE_BLOB if random.next(2) == 0 => {
+                // The stub's tokens can be guessed.
+                let workers = daemon.workers();
+                let worker = workers[random.next(workers.len() as u64) as usize];
+                let token = u64::from(worker) << 32 | random.next(4) | ShareToken::BIT;
+                create_blob(ctx, resource, 2, token, 0x1000, 0, &[])
+            }
             CREATE_BLOB => host_blob(ctx, resource, random.next(5) as u32, 0x1000),
             MAP_BLOB => map_blob(resource, random.next(8) * 0x800),
             SUBMIT_3D => {
                 let mut frame = frame(resource, random.next(4) * 0x200);
-                frame.push::<virtio_kfd_protocol::calls::Nop>(&Default::default(), &[], 0).unwrap();
+                let handle = Handle::new(stub::GOOD_BUFFER, 1);
+                match random.next(4) {
+                    0 => frame.push::<ShareMemory>(
+                        &ShareMemoryRequest { handle, offset: 0, size: 0x1000 },
+                        &[],
+                        0,
+                    ),
+                    1 => frame.push::<FreeMemory>(&BufferRequest { handle }, &[], 0),
+                    2 => {
+                        let resource = ResourceId(random.next(6) as u32);
+                        frame.push::<ImportMemory>(
+                            &ImportMemoryRequest { resource, ..Default::default() },
+                            &[],
+                            0,
+                        )
+                    }
+                    _ => frame.push::<Nop>(&Default::default(), &[], 0),
+                }
+                .unwrap();
                 submit(ctx, random.next(4) as u8, round, &frame.finish())
             }
             other => simple(other, ctx, &[resource, 0]),
@@ -235,9 +274,25 @@ fn random_commands_do_no_harm() {
         if command.get(16..20).is_some_and(|ctx| ctx == 9u32.to_le_bytes()) {
             continue;
         }
+        let word =
+            |at: usize| command.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        contexts.extend(word(16));
+        resources.extend(word(24));
         let head = vmm.submit(&command);
         assert_eq!(vmm.next_response().0, head, "{command:x?}");
     }
     check_context(&mut vmm, 9);
     assert!(daemon.workers().len() <= 4);
+    // Nothing of it stays.
+    for ctx in contexts {
+        vmm.command(&header(CTX_DESTROY, ctx));
+    }
+    resources.remove(&answer_blob(9));
+    for resource in resources {
+        vmm.command(&simple(RESOURCE_UNREF, 0, &[resource, 0]));
+    }
+    check_context(&mut vmm, 9);
+    assert_eq!(daemon.workers().len(), 1);
+    assert!(vmm.maps.live.lock().unwrap().is_empty());
+    wait_for("the files", || open_files(daemon.device()) <= files);
 }

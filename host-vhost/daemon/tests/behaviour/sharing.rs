@@ -109,18 +109,19 @@ fn an_import_waits_for_the_memory_and_not_for_more() {
     let request = ImportMemoryRequest { resource: ResourceId(60), ..Default::default() };
     let made = vmm.submit(&host_blob(1, 60, stub::HELD_BUFFER, 0x3000));
     let attached = vmm.submit(&simple(CTX_ATTACH, 2, &[60, 0]));
+    let again = vmm.submit(&simple(CTX_ATTACH, 2, &[60, 0]));
     let imported = vmm.submit(&submit(2, 0, 1, &one::<ImportMemory>(2, &request).finish()));
     // The others go on, and no answer of these comes.
     check_context(&mut vmm, 3);
     let release = vmm.submit(&submit(1, stub::RELEASE_RING, 2, &nop(1, 0)));
-    let mut back: Vec<(u16, u32)> = (0..4)
+    let mut back: Vec<(u16, u32)> = (0..5)
         .map(|_| {
             let (head, response) = vmm.next_response();
             (head, kind(&response))
         })
         .collect();
     back.sort_unstable();
-    let mut expected = [(made, OK), (attached, OK), (imported, OK), (release, OK)];
+    let mut expected = [(made, OK), (attached, OK), (again, OK), (imported, OK), (release, OK)];
     expected.sort_unstable();
     assert_eq!(back, expected);
     let answer = decode::<ImportMemory>(&vmm, answers(2)).unwrap();
