@@ -115,6 +115,9 @@ pub trait Processor: Send {
     /// first ring).
     fn step(&mut self, context: &Context<'_>, doorbell: u64) -> Step;
 
+    /// The queue is paused: makes known what was done, as far as that is held back.
+    fn quiesce(&mut self, _context: &Context<'_>) {}
+
     /// Gives the queue another ring (UPDATE_QUEUE); indices go on from where they are.
     fn set_ring(&mut self, address: u64, size: u32);
 }

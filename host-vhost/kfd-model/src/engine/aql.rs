@@ -48,6 +48,8 @@ pub struct AqlQueue {
     addresses: QueueAddresses,
     /// Index of the packet in front.
     read: u64,
+    /// The write index when it was last looked at.
+    write: u64,
     front: Option<Front>,
     interpreter: Interpreter,
     failed: Option<Failure>,
@@ -78,6 +80,7 @@ impl AqlQueue {
             ring: Ring::new(addresses.ring, addresses.ring_size),
             addresses,
             read: 0,
+            write: 0,
             front: None,
             interpreter: Interpreter::new(xccs),
             failed: None,
@@ -93,9 +96,11 @@ impl AqlQueue {
         if self.ring.size() < PACKET {
             return Ok(Step::Idle);
         }
-        let write = context.memory.load64(self.addresses.write_pointer)?;
         // Indices never wrap in earnest; one that lies behind has nothing to say.
-        if write <= self.read {
+        if self.write <= self.read {
+            self.write = context.memory.load64(self.addresses.write_pointer)?;
+        }
+        if self.write <= self.read {
             return Ok(Step::Idle);
         }
         let slots = self.ring.size() / PACKET;

@@ -5,11 +5,11 @@
 
 mod interpreter;
 
-use super::ring::Ring;
+use super::ring::{Ahead, Progress, Ring};
 use super::{Context, DOORBELL_UNTOUCHED, Failure, Processor, QueueAddresses, Step, settle};
 
-use interpreter::tells;
 pub(super) use interpreter::{Effect, Interpreter, length};
+use interpreter::{runs_long, tells};
 
 /// Name in failures.
 const ENGINE: &str = "PM4";
@@ -19,8 +19,8 @@ const ENGINE: &str = "PM4";
 pub struct Pm4Queue {
     ring: Ring,
     addresses: QueueAddresses,
-    /// Position in the ring in bytes, never taken back.
-    read: u64,
+    progress: Progress,
+    ahead: Ahead,
     interpreter: Interpreter,
     /// Bytes of the packet in front whose indirect buffers run.
     in_flight: Option<u64>,
@@ -33,7 +33,8 @@ impl Pm4Queue {
         Self {
             ring: Ring::new(addresses.ring, addresses.ring_size),
             addresses,
-            read: 0,
+            progress: Progress::default(),
+            ahead: Ahead::default(),
             interpreter: Interpreter::new(xccs),
             in_flight: None,
             failed: None,
@@ -57,14 +58,15 @@ impl Pm4Queue {
             DOORBELL_UNTOUCHED => context.memory.load64(self.addresses.write_pointer)?,
             words => words,
         };
-        let pending = self.ring.pending(self.read, words.wrapping_mul(4))?;
+        let pending = self.ring.pending(self.progress.read, words.wrapping_mul(4))?;
         if pending == 0 {
             return Ok(Step::Idle);
         }
         let mut header = [0u32];
-        self.ring.read(context.memory, self.read, &mut header)?;
+        let read = self.progress.read;
+        self.ring.fetch(context.memory, &mut self.ahead, read, pending, &mut header)?;
         let [header] = header;
-        let va = self.ring.address(self.read)?;
+        let va = self.ring.address(read)?;
         let words = length(header, va)?;
         let bytes = u64::from(words) * 4;
         if bytes > self.ring.size() {
@@ -78,11 +80,14 @@ impl Pm4Queue {
         let mut packet = core::mem::take(&mut self.interpreter.packet);
         packet.clear();
         packet.resize(words as usize, 0);
-        self.ring.read(context.memory, self.read, &mut packet)?;
+        self.ring.fetch(context.memory, &mut self.ahead, read, pending, &mut packet)?;
         // Whoever is told by it that the work is done may look for room in the ring at once.
         let tells = tells(header);
         if tells {
             self.advance(context, bytes)?;
+        }
+        if tells || runs_long(header) {
+            self.report(context)?;
         }
         let effect = self.interpreter.execute(&packet, va, context);
         self.interpreter.packet = packet;
@@ -107,10 +112,15 @@ impl Pm4Queue {
         Ok(Step::Progressed)
     }
 
-    /// Goes past a packet and reports it.
+    /// Goes past a packet.
     fn advance(&mut self, context: &Context<'_>, bytes: u64) -> Result<(), Failure> {
-        self.read = self.read.wrapping_add(bytes);
-        let words = self.read.checked_rem(self.ring.size()).unwrap_or(0) / 4;
+        if self.progress.advance(bytes, &self.ring) { self.report(context) } else { Ok(()) }
+    }
+
+    /// Writes the read pointer.
+    fn report(&mut self, context: &Context<'_>) -> Result<(), Failure> {
+        let Some(read) = self.progress.report() else { return Ok(()) };
+        let words = read.checked_rem(self.ring.size()).unwrap_or(0) / 4;
         // A ring is smaller than 4 GiB.
         context.memory.store32(self.addresses.read_pointer, words as u32)
     }
@@ -121,12 +131,22 @@ impl Processor for Pm4Queue {
         if let Some(failure) = &self.failed {
             return Step::Failed(failure.clone());
         }
-        let outcome = self.run(context, doorbell);
+        let mut outcome = self.run(context, doorbell);
+        if outcome != Ok(Step::Progressed) {
+            let reported = self.report(context);
+            outcome = outcome.and_then(|step| reported.map(|()| step));
+        }
         settle(&mut self.failed, context, outcome)
+    }
+
+    fn quiesce(&mut self, context: &Context<'_>) {
+        // A read pointer that cannot be written fails the next step.
+        let _ = self.report(context);
     }
 
     fn set_ring(&mut self, address: u64, size: u32) {
         self.ring = Ring::new(address, size);
+        self.ahead.clear();
     }
 }
 

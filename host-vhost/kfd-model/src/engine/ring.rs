@@ -1,7 +1,58 @@
 //! Rings: where packets are.
+//!
+//! Memory of the process is read with a system call, so words that were submitted are fetched ahead, as a
+//! command processor does, and the read pointer is not reported with each packet.
 
 use super::memory::at;
 use super::{Failure, Memory};
+
+/// Words that are fetched at once: 1 KiB.
+const AHEAD: usize = 256;
+
+/// Bytes of packets after which a read pointer is reported at the latest.
+const UNREPORTED: u64 = 1024;
+
+/// Words that were fetched ahead.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ahead {
+    position: u64,
+    words: Vec<u32>,
+}
+
+impl Ahead {
+    /// Forgets them.
+    pub(super) fn clear(&mut self) {
+        self.words.clear();
+    }
+
+    fn get(&self, position: u64, words: usize) -> Option<&[u32]> {
+        let first = usize::try_from(position.checked_sub(self.position)? / 4).ok()?;
+        self.words.get(first..)?.get(..words)
+    }
+}
+
+/// A position in a ring, and what was told of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    /// Bytes that were consumed.
+    pub read: u64,
+    reported: u64,
+}
+
+impl Progress {
+    /// Goes on; true when it is time to report.
+    pub(super) fn advance(&mut self, bytes: u64, ring: &Ring) -> bool {
+        self.read = self.read.wrapping_add(bytes);
+        self.read.wrapping_sub(self.reported) >= UNREPORTED.min(ring.size() / 4)
+    }
+
+    /// What is to be reported now, if anything.
+    pub(super) fn report(&mut self) -> Option<u64> {
+        let new = self.read != self.reported;
+        self.reported = self.read;
+        new.then_some(self.read)
+    }
+}
 
 /// A ring that positions run around, in bytes, without ever being taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +83,7 @@ impl Ring {
     }
 
     /// Reads words from a position on, around the end if need be.
-    pub(super) fn read(&self, memory: &dyn Memory, position: u64, words: &mut [u32]) -> Result<(), Failure> {
+    fn read(&self, memory: &dyn Memory, position: u64, words: &mut [u32]) -> Result<(), Failure> {
         let first = usize::try_from(self.until_end(position) / 4).unwrap_or(usize::MAX);
         match words.split_at_mut_checked(first) {
             Some((before, behind)) => {
@@ -41,6 +92,40 @@ impl Ring {
             }
             None => memory.read_words(self.address(position)?, words),
         }
+    }
+
+    /// Words from a position on, of which `pending` bytes were submitted: as many as `words` has, zeros for those that
+    /// were not.
+    pub(super) fn fetch(
+        &self,
+        memory: &dyn Memory,
+        ahead: &mut Ahead,
+        position: u64,
+        pending: u64,
+        words: &mut [u32],
+    ) -> Result<(), Failure> {
+        let submitted = usize::try_from(pending / 4).unwrap_or(usize::MAX);
+        let (wanted, rest) = words.split_at_mut(submitted.min(words.len()));
+        rest.fill(0);
+        if let Some(there) = ahead.get(position, wanted.len()) {
+            wanted.copy_from_slice(there);
+            return Ok(());
+        }
+        if wanted.len() > AHEAD {
+            return self.read(memory, position, wanted);
+        }
+        ahead.words.clear();
+        ahead.position = position;
+        ahead.words.resize(submitted.min(AHEAD), 0);
+        // Where only a part can be read, that may be what is wanted.
+        if self.read(memory, position, &mut ahead.words).is_err() {
+            ahead.words.clear();
+            return self.read(memory, position, wanted);
+        }
+        if let Some(there) = ahead.get(position, wanted.len()) {
+            wanted.copy_from_slice(there);
+        }
+        Ok(())
     }
 
     /// How far a write pointer is ahead of a read pointer, both in bytes. 0 for one that lies behind: a doorbell

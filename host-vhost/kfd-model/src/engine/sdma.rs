@@ -6,7 +6,7 @@ mod packet;
 
 use super::atomic::{Operation, compare};
 use super::memory::at;
-use super::ring::Ring;
+use super::ring::{Ahead, Progress, Ring};
 use super::transfer::Transfer;
 use super::{Context, DOORBELL_UNTOUCHED, Failure, Interrupt, Processor, QueueAddresses, Step, settle};
 
@@ -22,8 +22,8 @@ pub struct SdmaQueue {
     layout: Layout,
     ring: Ring,
     addresses: QueueAddresses,
-    /// Position in the ring in bytes, never taken back.
-    read: u64,
+    progress: Progress,
+    ahead: Ahead,
     /// What the packet in front moves.
     transfers: Vec<Transfer>,
     failed: Option<Failure>,
@@ -36,7 +36,8 @@ impl SdmaQueue {
             layout,
             ring: Ring::new(addresses.ring, addresses.ring_size),
             addresses,
-            read: 0,
+            progress: Progress::default(),
+            ahead: Ahead::default(),
             transfers: Vec::new(),
             failed: None,
         }
@@ -50,16 +51,14 @@ impl SdmaQueue {
             DOORBELL_UNTOUCHED => context.memory.load64(self.addresses.write_pointer)?,
             write => write,
         };
-        let pending = self.ring.pending(self.read, write & !3)?;
+        let pending = self.ring.pending(self.progress.read, write & !3)?;
         if pending == 0 {
             return Ok(Step::Idle);
         }
-        let va = self.ring.address(self.read)?;
+        let read = self.progress.read;
+        let va = self.ring.address(read)?;
         let mut head = [0u32; MAX_HEAD];
-        let available = usize::try_from(pending / 4).unwrap_or(MAX_HEAD).min(MAX_HEAD);
-        if let Some(head) = head.get_mut(..available) {
-            self.ring.read(context.memory, self.read, head)?;
-        }
+        self.ring.fetch(context.memory, &mut self.ahead, read, pending, &mut head)?;
         let Decoded { words, action } = self.layout.decode(&head, va)?;
         let bytes = u64::from(words) * 4;
         if bytes > pending {
@@ -74,12 +73,16 @@ impl SdmaQueue {
         if action.tells() {
             // Whoever is told by it that the work is done may look for room in the ring at once.
             self.advance(context, bytes)?;
+            self.report(context)?;
             self.execute(context, action)?;
             return Ok(Step::Progressed);
         }
         let skip = match self.execute(context, action)? {
             Effect::Done => 0,
-            Effect::Again => return Ok(Step::Progressed),
+            Effect::Again => {
+                self.report(context)?;
+                return Ok(Step::Progressed);
+            }
             Effect::Wait(va) => return Ok(Step::Waiting { va }),
             Effect::Skip(words) => u64::from(words) * 4,
         };
@@ -93,10 +96,15 @@ impl SdmaQueue {
         Ok(Step::Progressed)
     }
 
-    /// Goes past a packet and reports it.
+    /// Goes past a packet.
     fn advance(&mut self, context: &Context<'_>, bytes: u64) -> Result<(), Failure> {
-        self.read = self.read.wrapping_add(bytes);
-        context.memory.store64(self.addresses.read_pointer, self.read)
+        if self.progress.advance(bytes, &self.ring) { self.report(context) } else { Ok(()) }
+    }
+
+    /// Writes the read pointer.
+    fn report(&mut self, context: &Context<'_>) -> Result<(), Failure> {
+        let Some(read) = self.progress.report() else { return Ok(()) };
+        context.memory.store64(self.addresses.read_pointer, read)
     }
 
     fn execute(&mut self, context: &Context<'_>, action: Action) -> Result<Effect, Failure> {
@@ -142,7 +150,7 @@ impl SdmaQueue {
 
     /// Copies data that stand in the ring, behind the four words of their packet.
     fn write(&self, context: &Context<'_>, to: u64, words: u32) -> Result<(), Failure> {
-        let data = self.read.wrapping_add(16);
+        let data = self.progress.read.wrapping_add(16);
         let length = u64::from(words) * 4;
         let before = self.ring.until_end(data).min(length);
         context.memory.copy(to, self.ring.address(data)?, before)?;
@@ -166,12 +174,22 @@ impl Processor for SdmaQueue {
         if let Some(failure) = &self.failed {
             return Step::Failed(failure.clone());
         }
-        let outcome = self.run(context, doorbell);
+        let mut outcome = self.run(context, doorbell);
+        if outcome != Ok(Step::Progressed) {
+            let reported = self.report(context);
+            outcome = outcome.and_then(|step| reported.map(|()| step));
+        }
         settle(&mut self.failed, context, outcome)
+    }
+
+    fn quiesce(&mut self, context: &Context<'_>) {
+        // A read pointer that cannot be written fails the next step.
+        let _ = self.report(context);
     }
 
     fn set_ring(&mut self, address: u64, size: u32) {
         self.ring = Ring::new(address, size);
+        self.ahead.clear();
     }
 }
 

@@ -7,14 +7,10 @@ use super::{Context, Failure, Interrupt};
 
 /// Offset of `value`, 64 bits signed.
 pub const VALUE: u64 = 8;
-/// Offset of `event_mailbox_ptr`; 0 when nobody sleeps on the signal.
+/// Offset of `event_mailbox_ptr`, 0 when nobody sleeps on the signal; `event_id`, 32 bits, follows.
 pub const EVENT_MAILBOX_PTR: u64 = 16;
-/// Offset of `event_id`, 32 bits.
-pub const EVENT_ID: u64 = 24;
-/// Offset of `start_ts`.
+/// Offset of `start_ts`; `end_ts` follows.
 pub const START_TS: u64 = 32;
-/// Offset of `end_ts`.
-pub const END_TS: u64 = 40;
 
 /// A signal by its handle, which is its GPU address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +36,11 @@ impl Signal {
     pub(crate) fn complete(self, context: &Context<'_>, start: u64) -> Result<(), Failure> {
         // Read before the value changes: the owner may free the signal once it sees the last one.
         let wake = self.wake(context)?;
-        context.memory.store64(at(self.0, START_TS)?, start)?;
-        context.memory.store64(at(self.0, END_TS)?, context.world.timestamp())?;
+        let mut stamps = [0u8; 16];
+        for (bytes, stamp) in stamps.as_chunks_mut().0.iter_mut().zip([start, context.world.timestamp()]) {
+            *bytes = stamp.to_le_bytes();
+        }
+        context.memory.write(at(self.0, START_TS)?, &stamps)?;
         context.memory.update64(self.value_address()?, &mut |value| value.fetch_sub(1, Ordering::AcqRel))?;
         wake.run(context)
     }
@@ -54,9 +53,10 @@ impl Signal {
     }
 
     fn wake(self, context: &Context<'_>) -> Result<Wake, Failure> {
-        let mailbox = context.memory.load64(at(self.0, EVENT_MAILBOX_PTR)?)?;
-        let event = context.memory.load32(at(self.0, EVENT_ID)?)?;
-        Ok(Wake { mailbox, event })
+        let mut words = [0u32; 3];
+        context.memory.read_words(at(self.0, EVENT_MAILBOX_PTR)?, &mut words)?;
+        let [low, high, event] = words;
+        Ok(Wake { mailbox: u64::from(low) | u64::from(high) << 32, event })
     }
 }
 

@@ -427,7 +427,10 @@ proptest! {
 
     /// Whatever is in the ring, the queue ends waiting, idle or failed, and the read index never passes the write index.
     #[test]
-    fn garbage_ends(packets in proptest::collection::vec((0u32..8, 0u32..4, any::<[u32; 16]>()), 1..40), near in any::<bool>()) {
+    fn garbage_ends(
+        packets in proptest::collection::vec((0u32..8, 0u32..4, any::<[u32; 16]>()), 1..40),
+        near in any::<bool>(),
+    ) {
         let mut queue = Fixture::new();
         for (kind, format, body) in &packets {
             let mut packet = *body;

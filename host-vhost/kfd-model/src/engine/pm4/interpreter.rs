@@ -53,6 +53,11 @@ pub(super) fn tells(header: u32) -> bool {
     header >> 30 == 3 && opcode(header) == RELEASE_MEM
 }
 
+/// A packet that may take its time.
+pub(super) fn runs_long(header: u32) -> bool {
+    header >> 30 == 3 && matches!(opcode(header), DISPATCH_DIRECT | DMA_DATA | INDIRECT_BUFFER)
+}
+
 fn address(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
@@ -345,10 +350,25 @@ fn write_data(body: &[u32], origin: Origin, context: &Context<'_>) -> Result<Eff
         return origin.problem("destination of WRITE_DATA is not memory");
     }
     let mut va = address(low & !3, *high);
-    let step = if control >> 16 & 1 == 1 { 0 } else { 4 };
-    for value in values {
-        context.memory.store32(va, *value)?;
-        va = at(va, step)?;
+    match values {
+        [] => return origin.length(),
+        [value] => context.memory.store32(va, *value)?,
+        values if control >> 16 & 1 == 1 => {
+            for value in values {
+                context.memory.store32(va, *value)?;
+            }
+        }
+        values => {
+            for part in values.chunks(64) {
+                let mut bytes = [0u8; 256];
+                for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(part) {
+                    *bytes = value.to_le_bytes();
+                }
+                let length = part.len() * 4;
+                context.memory.write(va, bytes.get(..length).unwrap_or_default())?;
+                va = at(va, length as u64)?;
+            }
+        }
     }
     Ok(Effect::Done)
 }

@@ -57,7 +57,7 @@ impl Queue {
         lock(&self.inner.control).paused = true;
         self.inner.stop.store(true, Ordering::Relaxed);
         self.inner.wake.notify_all();
-        drop(lock(&self.inner.processor));
+        lock(&self.inner.processor).quiesce(&self.inner.context());
     }
 
     /// Lets a paused queue go on.
@@ -245,13 +245,16 @@ impl Inner {
         if self.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let context = Context {
+        Some(processor.step(&self.context(), doorbell))
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context {
             memory: self.gpu.memory.as_ref(),
             world: self.gpu.world.as_ref(),
             dispatcher: self.gpu.dispatcher.as_ref(),
             stop: &self.stop,
-        };
-        Some(processor.step(&context, doorbell))
+        }
     }
 
     /// Looks at the doorbell for a moment; true when there may be work.

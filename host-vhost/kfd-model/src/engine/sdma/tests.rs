@@ -393,7 +393,7 @@ fn a_large_copy_takes_several_steps() {
         assert_eq!(queue.step(&gpu.context(), 28), Step::Progressed);
         assert_eq!(gpu.memory().load64(POINTERS).unwrap(), 0);
     }
-    assert_eq!(queue.step(&gpu.context(), 28), Step::Progressed);
+    assert_eq!(gpu.run(&mut queue, 28), Step::Idle);
     assert_eq!(gpu.memory().load64(POINTERS).unwrap(), 28);
     assert_eq!(gpu.memory().load64(DATA + 2 * size - 8).unwrap(), 77);
 }
@@ -433,6 +433,36 @@ proptest! {
         expected.copy_within(from as usize..(from + u64::from(length)) as usize, to as usize);
         prop_assert!(queue.gpu.memory.bytes(DATA, 0x2000) == expected);
     }
+}
+
+#[test]
+fn the_read_pointer_is_reported_on_the_way_and_when_the_queue_is_paused() {
+    let mut queue = Fixture::new(GFX9);
+    queue.put(&[0; 1000]);
+    let context = queue.gpu.context();
+    for packets in 1..=1000 {
+        assert_eq!(queue.queue.step(&context, queue.write), Step::Progressed);
+        let reported = queue.gpu.memory().load64(POINTERS).unwrap();
+        assert!(reported <= 4 * packets && reported + 1024 > 4 * packets, "{reported} after {packets}");
+    }
+    queue.queue.quiesce(&context);
+    assert_eq!(queue.reported(), 4000);
+}
+
+#[test]
+fn words_that_were_not_submitted_are_not_fetched_ahead() {
+    let mut queue = Fixture::new(GFX9);
+    queue.consume(&[0]);
+    // Where the NOP was fetched, nothing behind it was there yet.
+    queue.consume(&[5, lo(DATA), hi(DATA), 3]);
+    assert_eq!(queue.gpu.memory().load32(DATA).unwrap(), 3);
+    // The same slots, one round later.
+    let mut nop = vec![1018 << 16];
+    nop.resize(1019, 0);
+    queue.consume(&nop);
+    queue.consume(&[5, lo(DATA), hi(DATA), 4]);
+    queue.consume(&[5, lo(DATA), hi(DATA), 5]);
+    assert_eq!(queue.gpu.memory().load32(DATA).unwrap(), 5);
 }
 
 #[test]
