@@ -376,3 +376,49 @@ fn sizes_above_4_gib() {
         assert_eq!((mapped.n_success, mapped.errno), (1, 0));
     }
 }
+
+/// Descriptors and mappings of the worker after many rounds of everything that has them.
+#[test]
+fn many_rounds_leave_nothing_behind() {
+    let (mut worker, gpu_id) = worker();
+    let count = |worker: &Worker| {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", worker.pid())).unwrap().count();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", worker.pid())).unwrap();
+        (files, maps.lines().filter(|line| line.contains("rw-s")).count())
+    };
+    let mut before = None;
+    for round in 0..300u32 {
+        let buffer = alloc(&mut worker, gpu_id, 0, 8, VRAM | PUBLIC);
+        let export = ToWorker::Export { ticket: 1, resource: 60, handle: buffer.0, size: 8 * P };
+        worker.send(&export, None);
+        let (Other::Exported { piece: Ok(_), .. }, _files) = worker.other() else { panic!("not exported") };
+        let (token, offset, size, dmabuf) = share(&mut worker, buffer, 2, 2);
+        worker.send(&ToWorker::AttachShared { resource: 61, offset, size }, Some(&dmabuf));
+        let (own, _) = import(&mut worker, 60, gpu_id, VA).unwrap();
+        let (piece, _) = import(&mut worker, 61, gpu_id, 0).unwrap();
+        for (handle, va) in [(buffer, VA + 64 * P), (own, VA + 128 * P), (piece, VA + 192 * P)] {
+            worker.call::<MapRange>(&range(handle, gpu_id, 0, 2, va), &[]).unwrap();
+        }
+        // What fails is in nobody's way either.
+        assert!(import(&mut worker, 61, gpu_id, VA + 256 * P).is_err());
+        assert!(import(&mut worker, 62, gpu_id, 0).is_err());
+        assert!(worker.call::<MapRange>(&range(piece, gpu_id, 0, 3, VA), &[]).is_err());
+        if round % 2 == 0 {
+            worker.call::<UnmapRange>(&unrange(own, gpu_id, 2, VA + 128 * P), &[]).unwrap();
+            assert_eq!(free(&mut worker, own), (Status::OK, 0));
+        }
+        let mut frame = frame(VERSION);
+        frame.push::<FreeMemory>(&BufferRequest { handle: buffer }, &[], 0).unwrap();
+        worker.frame(0, frame);
+        assert_eq!(worker.other().0, Other::Unshare(token.0));
+        assert_eq!(worker.answer(0).statuses(), [Status::OK]);
+        worker.send(&ToWorker::DetachShared { resource: 60 }, None);
+        worker.send(&ToWorker::DetachShared { resource: 61 }, None);
+        worker.send(&ToWorker::ShareGone { token: token.0 }, None);
+        worker.call::<Nop>(&Nothing {}, &[]).unwrap();
+        if round == 10 {
+            before = Some(count(&worker));
+        }
+    }
+    assert_eq!(Some(count(&worker)), before);
+}
