@@ -4,9 +4,9 @@
 //! offset in that file. So whoever holds the descriptor can map a buffer without the model's help: a VMM that
 //! got the descriptor by SCM_RIGHTS maps it with the offset that the kernel's interface would have given.
 //!
-//! A range can be in use outside of the model: by a dma-buf, by a map of the CPU, in this process or another.
-//! Whoever uses one has an open file description of its own with a shared lock on the range's bytes, so that the end
-//! of the last use is seen ([`Arena::is_used_elsewhere`]).
+//! A range can be in use outside of the buffer that it was taken for: by a dma-buf, its maps and its imports, in this
+//! process or another. Whoever uses one has an open file description of its own with a shared lock on the range's
+//! bytes, so that the end of the last use is seen ([`Arena::is_used_elsewhere`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;

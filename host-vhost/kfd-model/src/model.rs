@@ -265,9 +265,9 @@ impl Model {
         if request.flags & libc::MAP_SHARED == 0 && request.protection != libc::PROT_NONE {
             return Err(Errno::EINVAL);
         }
-        // The map keeps the memory as long as it lasts. Without /proc it cannot.
-        let source = arena.open_range(offset, object.size, true).or_else(|_| arena.descriptor())?;
-        Ok(MapSource { file: source, offset })
+        // Not by a description of its own, which would keep the memory as long as the map lasts: each lock of a file
+        // costs time for every other one, and a program can have many thousand maps.
+        Ok(MapSource { file: arena.descriptor()?, offset })
     }
 }
 

@@ -249,8 +249,8 @@ impl Drop for Object {
     }
 }
 
-/// Memory that this process has no object for any more and that is still in use: by dma-bufs, by maps of CPUs, by
-/// other processes. It costs what it did until the last use is gone.
+/// Memory that this process has no object for any more and that is still in use: by dma-bufs, by their maps, by other
+/// processes. It costs what it did until the last use is gone.
 #[derive(Debug, Default)]
 pub struct Graveyard {
     graves: Mutex<Graves>,
