@@ -11,7 +11,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// Most characters of what a worker says that get to the log.
 const MAX_WORDS: usize = 512;
 
-/// Allows [`LINES`] lines in each [`PERIOD`], over all causes together.
+/// Allows `LINES` lines in each `PERIOD`, over all causes together.
 #[derive(Debug)]
 pub struct LogBudget {
     since: Instant,
