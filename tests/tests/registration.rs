@@ -109,6 +109,15 @@ fn nothing_is_lost_in_memory_without_two_pages_side_by_side() {
     stack.parts(SCATTERED, "userfaultfd", &[("VIRTIO_KFD_LOOPBACK_SCATTER", "1")]);
 }
 
+/// Stacks, locked memory, files, holes; a debugger, and a thread that cannot be stopped. Natively the kernel takes most.
+#[test]
+fn what_cannot_be_adopted_is_refused_and_stays_as_it_is() {
+    let stack = need!(stack());
+    for hold in ["ptrace", "userfaultfd"] {
+        stack.parts(&[(&["unfit"], "unfit: refused\n")], hold, &[]);
+    }
+}
+
 /// That the program can go well at all: natively, where registration takes no pages away.
 #[test]
 fn the_program_is_right_natively() {

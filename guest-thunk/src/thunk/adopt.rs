@@ -27,8 +27,8 @@ mod swap;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
@@ -36,7 +36,7 @@ use kfd_abi::memory::AllocFlags;
 use virtio_kfd_protocol::{GpuId, ResourceId};
 
 use self::maps::{Area, Character, FilePlace, Unfit};
-use self::stop::{CannotStop, Stopped};
+use self::stop::Stopped;
 use super::Thunk;
 use super::lock::lock;
 use super::memory::address::page_size;
@@ -83,9 +83,15 @@ struct Overtaken {
 
 static OVERTAKEN: Mutex<Overtaken> = Mutex::new(Overtaken { segments: BTreeMap::new(), taken: Vec::new() });
 
+/// Whether anything was ever adopted: before, a fork does not wait for the lock above, and so nobody may take it.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
 /// Told of every range that this library takes from the kernel: where a segment was, the application has unmapped it, and
 /// what is mapped there next must not be taken for the segment's.
 pub fn overtake(range: Range<u64>) {
+    if !IN_USE.load(Ordering::Acquire) {
+        return;
+    }
     let mut overtaken = lock(&OVERTAKEN);
     let from = range.start.saturating_sub(MAX_SEGMENT);
     let mut near = overtaken.segments.range((from, 0)..(range.end, 0));
@@ -192,8 +198,12 @@ fn system(what: &str, error: &std::io::Error) -> Refusal {
 
 /// Whether other threads can be stopped; without that nothing could be given back. Under the table's lock.
 fn check_stop() -> Outcome<()> {
-    static CHECKED: OnceLock<Result<(), CannotStop>> = OnceLock::new();
-    let checked = CHECKED.get_or_init(|| Stopped::new((0, 0)).map(drop));
+    static CHECKED: AtomicBool = AtomicBool::new(false);
+    if CHECKED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let checked = Stopped::new((0, 0)).map(drop);
+    CHECKED.store(checked.is_ok(), Ordering::Relaxed);
     checked.map_err(|why| {
         let why =
             format!("the process's threads cannot be stopped, so that its memory cannot be adopted: {why}");
@@ -242,6 +252,7 @@ impl Table {
     fn insert(&mut self, segment: Segment) {
         let id = self.next;
         self.next = self.next.saturating_add(1);
+        IN_USE.store(true, Ordering::Release);
         lock(&OVERTAKEN).segments.insert((segment.range.start, id), segment.range.end);
         self.current.insert(segment.range.start, id);
         self.segments.insert(id, segment);

@@ -10,7 +10,8 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{MutexGuard, Once};
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{OVERTAKEN, Overtaken, TABLE, Table, maps, pages};
 use crate::thunk::lock::lock;
@@ -28,16 +29,18 @@ thread_local! {
     static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
 }
 
-/// Installs the handlers, once.
+/// Installs the handlers, once, and before anything that they protect is locked.
 pub fn install() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        // SAFETY: the handlers are functions of this library; glibc takes them back when it is unloaded.
-        let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-        if result != 0 {
-            say(Level::Warning, || "pthread_atfork failed: children share what is adopted".to_owned());
-        }
-    });
+    // No Once: a child that is forked meanwhile would wait for it for ever.
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    if INSTALLED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    // SAFETY: the handlers are functions of this library; glibc takes them back when it is unloaded.
+    let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    if result != 0 {
+        say(Level::Warning, || "pthread_atfork failed: children share what is adopted".to_owned());
+    }
 }
 
 extern "C" fn before() {

@@ -62,6 +62,8 @@ pub enum Obstacle {
     Stack = 5,
     /// The tracer ended.
     Ended = 6,
+    /// /proc is another PID namespace's: the threads have other numbers there.
+    Foreign = 7,
 }
 
 /// Why the threads could not be stopped, with the system's error.
@@ -90,6 +92,7 @@ impl std::fmt::Display for CannotStop {
             Obstacle::Threads => "the process has too many threads",
             Obstacle::Stack => "the stack of a thread is in the range",
             Obstacle::Ended => "the tracer ended",
+            Obstacle::Foreign => "/proc belongs to another PID namespace",
         };
         match self.errno {
             0 => f.write_str(what),
@@ -165,6 +168,12 @@ pub struct Stopped {
     _tasks: File,
 }
 
+/// Whether the numbers in /proc are those that system calls take.
+fn is_own_proc() -> bool {
+    let own = std::process::id().to_string();
+    std::fs::read_link("/proc/self").is_ok_and(|number| number.as_os_str() == own.as_str())
+}
+
 /// The tracer is allowed what yama's default allows only to ancestors.
 fn needs_permission() -> bool {
     std::fs::read("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.starts_with(b"1"))
@@ -180,6 +189,9 @@ impl Stopped {
     pub fn new(avoid: (u64, u64)) -> Result<Stopped, CannotStop> {
         let arena = arena()?;
         let tasks = File::open("/proc/self/task").map_err(|_| CannotStop::last(Obstacle::System))?;
+        if !is_own_proc() {
+            return Err(CannotStop { obstacle: Obstacle::Foreign, errno: 0 });
+        }
         let may_be_traced = needs_permission();
         arena.step.store(step::BORN, Ordering::Relaxed);
         arena.obstacle.store(0, Ordering::Relaxed);

@@ -263,3 +263,59 @@ fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
     drop(stopped);
     outcome.map_err(|error| format!("the exchange of pages: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(at: &Range<u64>, byte: u8) {
+        let length = (at.end - at.start) as usize;
+        // SAFETY: the test's own mapping.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at.start as usize).write_bytes(byte, length) };
+    }
+
+    fn first_and_last(at: &Range<u64>) -> (u8, u8) {
+        // SAFETY: the test's own mapping.
+        let byte = |at: u64| unsafe { std::ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() };
+        (byte(at.start), byte(at.end - 1))
+    }
+
+    /// What is left to do when a move fails between two parts.
+    #[test]
+    fn an_exchange_that_fails_is_undone() {
+        let page = page_size();
+        let size = 4 * page;
+        let start = pages::map_fresh(None, size, false).unwrap();
+        let staging = pages::map_fresh(None, size, false).unwrap();
+        let (range, place) = (start..start + size, FilePlace::default());
+        fill(&range, 1);
+        fill(&(staging..staging + size), 2);
+        let parts = [(0..2 * page, place.clone()), (2 * page..size, place)];
+        let [first, second] = &parts;
+        // The first part was moved; the second move has made a hole.
+        // SAFETY: both are this test's mappings.
+        unsafe { pages::move_over(&shifted(&first.0, staging), start) }.unwrap();
+        let hole = shifted(&second.0, start);
+        pages::unmap(hole.start, 2 * page).unwrap();
+        assert!(!pages::is_mapped(&hole));
+        restore(&hole, &shifted(&second.0, staging));
+        undo(&range, staging, &parts[..1]);
+        assert!(pages::is_mapped(&range));
+        assert_eq!(first_and_last(&range), (2, 2), "the content of the staging pages, which is the range's");
+        let areas = maps::areas(&range).unwrap();
+        assert!(areas.iter().all(|area| area.permissions == "rw-p" && area.file.inode == 0));
+        pages::unmap(start, size).unwrap();
+        pages::unmap(staging, size).unwrap();
+    }
+
+    #[test]
+    fn own_stack_and_thread_data_are_in_use() {
+        let local = [0u8; 64];
+        let page = page_size();
+        let at = local.as_ptr().addr() as u64 / page * page;
+        assert!(is_in_use_here(&(at..at + page)));
+        let fresh = pages::map_fresh(None, page, false).unwrap();
+        assert!(!is_in_use_here(&(fresh..fresh + page)));
+        pages::unmap(fresh, page).unwrap();
+    }
+}
