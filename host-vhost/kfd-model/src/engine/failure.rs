@@ -171,10 +171,11 @@ impl Failure {
         })
     }
 
-    /// The exception that KFD would report to a runtime that enabled them (`enum kfd_dbg_trap_exception_code`).
-    pub fn exception_code(&self) -> u32 {
-        match self {
-            Self::Memory(_) => 5,
+    /// The exception that KFD reports to a runtime that enabled them (`enum kfd_dbg_trap_exception_code`). `None` for a
+    /// memory fault, which it reports as an event (`kfd_signal_vm_fault_event`).
+    pub fn exception_code(&self) -> Option<u32> {
+        Some(match self {
+            Self::Memory(_) => return None,
             Self::PacketType { .. } => 20,
             Self::VendorFormat { .. }
             | Self::Opcode { .. }
@@ -191,6 +192,6 @@ impl Failure {
                 DispatchFailure::WorkgroupSize => 21,
                 DispatchFailure::Registers => 22,
             },
-        }
+        })
     }
 }

@@ -1,9 +1,11 @@
 //! What ties a queue to the process that it belongs to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use kfd_abi::event::{HsaMemoryExceptionData, KFD_MEM_ERR_NO_RAS, MemoryExceptionFailure};
+use kfd_abi::queue::ContextSaveAreaHeader;
+use kfd_seam::{Result, UserMemory, UserPtr};
 
 use super::aql::AqlQueue;
 use super::pm4::Pm4Queue;
@@ -48,34 +50,62 @@ pub fn processor(device: &Device, kind: RingKind, addresses: QueueAddresses) -> 
     }
 }
 
-/// A GPU for the queues of a process, without an instruction set: only kernels that do nothing run.
-pub fn gpu(device: &Arc<Device>, events: &Arc<Events>) -> Gpu {
-    let (major, _, _) = gfx_version(device.gpu.gfx_target_version);
-    with_dispatcher(device, events, Arc::new(EmptyKernels::for_gfx(major)))
+/// How a runtime hears of exceptions of its queue, if it enabled them.
+#[derive(Clone, Debug)]
+pub struct Exceptions {
+    /// RUNTIME_ENABLE is in force.
+    pub enabled: Arc<AtomicBool>,
+    /// Address in the process of the queue's context save area, whose header says where to write what happened
+    /// and which event to set.
+    pub context_save_area: u64,
 }
 
-/// A GPU for the queues of a process.
-pub fn with_dispatcher(device: &Arc<Device>, events: &Arc<Events>, dispatcher: Arc<dyn Dispatcher>) -> Gpu {
+impl Exceptions {
+    /// `send_exception_work_handler`
+    fn send(&self, code: u32, events: &Events) -> Result<()> {
+        let header: ContextSaveAreaHeader = UserMemory.read_struct(UserPtr(self.context_save_area))?;
+        let payload = UserPtr(header.err_payload_addr);
+        let so_far: u64 = UserMemory.read_struct(payload)?;
+        // KFD_EC_MASK
+        let bit = 1u64.checked_shl(code.saturating_sub(1)).unwrap_or(0);
+        UserMemory.write_struct(payload, &(so_far | bit))?;
+        events.set(header.err_event_id)
+    }
+}
+
+/// The GPU for one queue of a process. Without an instruction set only kernels that do nothing run
+/// ([`EmptyKernels`]).
+pub fn gpu(device: &Arc<Device>, events: &Arc<Events>, exceptions: Option<Exceptions>) -> Gpu {
+    let (major, _, _) = gfx_version(device.gpu.gfx_target_version);
+    with_dispatcher(device, events, exceptions, Arc::new(EmptyKernels::for_gfx(major)))
+}
+
+/// The GPU for one queue of a process, with something that runs kernels.
+pub fn with_dispatcher(
+    device: &Arc<Device>,
+    events: &Arc<Events>,
+    exceptions: Option<Exceptions>,
+    dispatcher: Arc<dyn Dispatcher>,
+) -> Gpu {
     Gpu {
         memory: Arc::new(View::new(device.gpu_id, device.clone())),
-        world: Arc::new(ProcessWorld {
-            device: device.clone(),
-            events: events.clone(),
-            logged: AtomicU32::new(0),
-        }),
+        world: Arc::new(QueueWorld { device: device.clone(), events: events.clone(), exceptions }),
         dispatcher,
     }
 }
 
 /// The process that a queue's interrupts and faults go to.
 #[derive(Debug)]
-struct ProcessWorld {
+struct QueueWorld {
     device: Arc<Device>,
     events: Arc<Events>,
-    logged: AtomicU32,
+    exceptions: Option<Exceptions>,
 }
 
-impl World for ProcessWorld {
+/// Failures that this process wrote to standard error.
+static LOGGED: AtomicU32 = AtomicU32::new(0);
+
+impl World for QueueWorld {
     fn interrupt(&self, interrupt: Interrupt) {
         let (context_id, valid_bits) = interrupt.context_id();
         self.events.interrupt(context_id, valid_bits);
@@ -91,10 +121,16 @@ impl World for ProcessWorld {
     }
 
     fn queue_failed(&self, failure: &Failure) {
-        if self.logged.fetch_add(1, Ordering::Relaxed) < LOGGED_FAILURES {
+        if let Some(code) = failure.exception_code()
+            && let Some(exceptions) = &self.exceptions
+            && exceptions.enabled.load(Ordering::Relaxed)
+        {
+            // What the runtime gave may be wrong; the kernel says so in its log.
+            let _ = exceptions.send(code, &self.events);
+        }
+        let below = |logged: u32| (logged < LOGGED_FAILURES).then(|| logged + 1);
+        if LOGGED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).is_ok() {
             eprintln!("kfd-model: a queue of GPU {} stopped: {failure}", self.device.gpu_id);
-        } else {
-            self.logged.store(LOGGED_FAILURES, Ordering::Relaxed);
         }
     }
 }
@@ -120,6 +156,26 @@ fn memory_exception(fault: &Fault) -> HsaMemoryExceptionData {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exception_is_added_to_the_payload_and_its_event_is_set() {
+        let arena = Arc::new(crate::arena::Arena::new("test", 1 << 20).unwrap());
+        let events = Events::default();
+        let event = events.create(kfd_abi::event::KFD_IOC_EVENT_SIGNAL, false, &arena).unwrap().id;
+        let payload = std::sync::atomic::AtomicU64::new(1);
+        let header = ContextSaveAreaHeader {
+            err_payload_addr: payload.as_ptr().expose_provenance() as u64,
+            err_event_id: event,
+            ..Default::default()
+        };
+        let area = (&raw const header).expose_provenance() as u64;
+        let exceptions = Exceptions { enabled: Arc::default(), context_save_area: area };
+        exceptions.send(20, &events).unwrap();
+        assert_eq!(payload.load(Ordering::Relaxed), 1 << 19 | 1);
+        assert_eq!(exceptions.send(4, &Events::default()), Err(nix::errno::Errno::EINVAL));
+        let nowhere = Exceptions { enabled: Arc::default(), context_save_area: 0x1000 };
+        assert_eq!(nowhere.send(20, &events), Err(nix::errno::Errno::EFAULT));
+    }
 
     #[test]
     fn versions_are_decimal() {

@@ -324,13 +324,13 @@ fn bad_packets_stop_the_queue_with_the_codes_that_rocr_reads() {
     // AqlQueue::DynamicQueueEventsHandler: 32 and 256 are INVALID_PACKET_FORMAT, 8 is INVALID_CODE_OBJECT,
     // 0x40000000 is ILLEGAL_INSTRUCTION, 0x20000000 is MEMORY_APERTURE_VIOLATION.
     let (code, failure) = failure_of(Packet::new(4));
-    assert_eq!((code, failure.exception_code()), (32, 20));
+    assert_eq!((code, failure.exception_code()), (32, Some(20)));
     assert_eq!(failure, Failure::PacketType { index: 0, kind: 4 });
     for reserved in [6, 7, 0xff] {
         assert_eq!(failure_of(Packet::new(reserved)).0, 32);
     }
     let (code, failure) = failure_of(Packet::new(0).format(3));
-    assert_eq!((code, failure.exception_code()), (256, 23));
+    assert_eq!((code, failure.exception_code()), (256, Some(23)));
     assert_eq!(failure_of(Packet::new(0)).0, 256);
     // A jump that is none.
     assert_eq!(failure_of(Packet::new(0).format(1)).0, 256);
@@ -342,7 +342,7 @@ fn bad_packets_stop_the_queue_with_the_codes_that_rocr_reads() {
 #[test]
 fn a_fault_is_the_drivers_to_report() {
     let (code, failure) = failure_of(barrier(3, &[0x5000]));
-    assert_eq!((code, failure.exception_code()), (0, 5));
+    assert_eq!((code, failure.exception_code()), (0, None));
     assert_eq!(failure.fault().unwrap().va, 0x5008);
 }
 
