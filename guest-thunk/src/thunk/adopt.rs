@@ -225,7 +225,10 @@ fn adopt(client: &Client, address: u64, size: u64) -> Outcome<(Vec<Piece>, Keep)
     check_stop()?;
     table.give_back_unused();
     table.forget_replaced(&range)?;
-    // Everything is vetted before anything is done.
+    // Everything is vetted before anything is done. As in the kernel a hole anywhere comes first.
+    if let Some(hole) = maps::hole(&range).map_err(|error| system("/proc/self/maps", &error))? {
+        return Err(unfit(Unfit::Hole(hole)));
+    }
     let missing = table.missing(&range);
     let mut characters = Vec::new();
     for gap in &missing {

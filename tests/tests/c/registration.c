@@ -596,6 +596,7 @@ static void unfit(void) {
     refuses("nothing", memory + 8 * PAGE, PAGE, HSAKMT_STATUS_ERROR);
     refuses("no size", memory, 0, HSAKMT_STATUS_ERROR);
     refuses("beyond all addresses", memory, ~0ul, HSAKMT_STATUS_ERROR);
+    refuses("beyond all memory", memory, 1ul << 47, HSAKMT_STATUS_ERROR);
     char *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     refuses("shared", shared, PAGE, HSAKMT_STATUS_NOT_SUPPORTED);
     int file = open("/proc/self/exe", O_RDONLY);

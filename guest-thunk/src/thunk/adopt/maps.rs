@@ -1,5 +1,6 @@
 //! What lies in a range of the process: /proc/self/maps and /proc/self/smaps (proc_pid_maps(5), proc_pid_smaps(5)).
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
@@ -136,46 +137,62 @@ pub enum Unfit {
 
 /// Looks at a range of whole pages: it has to be ordinary private memory everywhere, of one character.
 pub fn vet(range: &Range<u64>) -> io::Result<Result<Character, Unfit>> {
-    let areas = areas_with_flags(range)?;
-    Ok(judge(&areas, range))
+    Ok(judge(&areas_with_flags(range)?, range))
 }
 
-fn judge(areas: &[Area], range: &Range<u64>) -> Result<Character, Unfit> {
+/// The first address of a range where nothing is mapped.
+pub fn hole(range: &Range<u64>) -> io::Result<Option<u64>> {
+    Ok(first_hole(&areas(range)?, range))
+}
+
+fn first_hole(areas: &[Area], range: &Range<u64>) -> Option<u64> {
     let mut next = range.start;
-    let mut character = None;
     for area in areas {
         if area.start > next {
-            return Err(Unfit::Hole(next));
-        }
-        let unfit = |what: String| Unfit::Kind(area.start.max(range.start), what);
-        if area.permissions != "rw-p" {
-            return Err(unfit(format!("its permissions are {}, expected rw-p", area.permissions)));
-        }
-        let named = area.name.starts_with("[anon:");
-        if area.file.inode != 0 || !(area.name.is_empty() || area.name == "[heap]" || named) {
-            return Err(unfit(format!("it is {}, expected anonymous memory", area.name)));
-        }
-        if area.flags.is_empty() {
-            return Err(unfit("the kernel does not tell its flags".to_owned()));
-        }
-        let known = |flag: &&String| !(ORDINARY.contains(&flag.as_str()) || ADVICE.contains(&flag.as_str()));
-        if let Some(flag) = area.flags.iter().find(known) {
-            return Err(unfit(format!("it has the flag {flag} (VmFlags of /proc/self/smaps)")));
-        }
-        if area.key != 0 {
-            return Err(unfit(format!("it has protection key {}", area.key)));
-        }
-        let flags = area.flags.iter().filter(|flag| KEPT.contains(&flag.as_str())).cloned().collect();
-        let this = Character { flags, name: named.then(|| area.name.clone()) };
-        if character.get_or_insert_with(|| this.clone()) != &this {
-            return Err(unfit("its attributes change within the range".to_owned()));
+            return Some(next);
         }
         next = area.end;
     }
-    match character {
-        Some(character) if next >= range.end => Ok(character),
-        _ => Err(Unfit::Hole(next)),
+    (next < range.end).then_some(next)
+}
+
+fn judge(areas: &[Area], range: &Range<u64>) -> Result<Character, Unfit> {
+    if let Some(hole) = first_hole(areas, range) {
+        return Err(Unfit::Hole(hole));
     }
+    let mut character = None;
+    for area in areas {
+        let this =
+            characterize(area).map_err(|what| Unfit::Kind(area.start.max(range.start), what.into_owned()))?;
+        if character.get_or_insert_with(|| this.clone()) != &this {
+            let what = "its attributes change within the range".to_owned();
+            return Err(Unfit::Kind(area.start, what));
+        }
+    }
+    Ok(character.unwrap_or_default())
+}
+
+/// What ordinary private memory is like, or what it is instead.
+fn characterize(area: &Area) -> Result<Character, Cow<'static, str>> {
+    if area.permissions != "rw-p" {
+        return Err(format!("its permissions are {}, expected rw-p", area.permissions).into());
+    }
+    let named = area.name.starts_with("[anon:");
+    if area.file.inode != 0 || !(area.name.is_empty() || area.name == "[heap]" || named) {
+        return Err(format!("it is {}, expected anonymous memory", area.name).into());
+    }
+    if area.flags.is_empty() {
+        return Err("the kernel does not tell its flags".into());
+    }
+    let strange = |flag: &&String| !(ORDINARY.contains(&flag.as_str()) || ADVICE.contains(&flag.as_str()));
+    if let Some(flag) = area.flags.iter().find(strange) {
+        return Err(format!("it has the flag {flag} (VmFlags of /proc/self/smaps)").into());
+    }
+    if area.key != 0 {
+        return Err(format!("it has protection key {}", area.key).into());
+    }
+    let flags = area.flags.iter().filter(|flag| KEPT.contains(&flag.as_str())).cloned().collect();
+    Ok(Character { flags, name: named.then(|| area.name.clone()) })
 }
 
 #[cfg(test)]
@@ -224,6 +241,7 @@ VmFlags: rd wr mr mw me gd ac
         assert!(kind(0x7ffc00000000..0x7ffc00001000), "a stack");
         assert_eq!(judged(0x7f000000a000..0x7f000000b000), Err(Unfit::Hole(0x7f000000a000)));
         assert_eq!(judged(0x55d2c000..0x55d2e000), Err(Unfit::Hole(0x55d2d000)));
+        assert_eq!(judged(0x7f0000005000..0x7f000000b000), Err(Unfit::Hole(0x7f0000008000)), "whatever else");
     }
 
     #[test]
