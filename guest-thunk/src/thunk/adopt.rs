@@ -45,8 +45,9 @@ use super::refusal::{Level, Outcome, Refusal, say};
 use super::settings::Registration;
 use crate::client::Client;
 
-/// Bytes of the largest segment. Larger ranges have several, so that no blob is larger than a command can list.
-const MAX_SEGMENT: u64 = 1 << 30;
+/// Bytes of the largest segment. Larger ranges have several, each exchanged by itself: writers wait only for one, and no
+/// blob is larger than a command can list.
+const MAX_SEGMENT: u64 = 256 << 20;
 
 /// A range of the process that lies in a blob.
 struct Segment {
