@@ -19,7 +19,8 @@ use support::Daemon;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::{
     AllocMemoryRequest, BufferRequest, CreateEventRequest, EventId, EventRequest, GpuId, GpuRequest, GuestVa,
-    Nothing, Status, WaitEvent, WaitEventsRequest,
+    ImportMemoryRequest, MapRangeRequest, Nothing, ResourceInfoAnswer, ResourceRequest, ShareMemoryRequest,
+    Status, UnmapRangeRequest, WaitEvent, WaitEventsRequest,
 };
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_*` of kfd_ioctl.h.
@@ -345,6 +346,82 @@ fn a_dma_buf_is_the_blob_again_and_keeps_it() {
         drop(late.export().unwrap());
     }
     assert!(descriptors() < before + 500, "{before} descriptors became {}", descriptors());
+}
+
+/// What one guest process shares another one has: by a token, by a dma-buf, and for as long as it likes.
+#[test]
+fn contexts_share_memory_by_token_and_by_dma_buf() {
+    let Some(daemon) = Daemon::start() else { return };
+    let vm = daemon.vm();
+    let transports = [vm.context().unwrap(), vm.context().unwrap()];
+    let [one, other] = transports.map(|context| Client::over(Box::new(context)).unwrap());
+    let gpu_id = gpu(&one);
+    assert_eq!(gpu(&other), gpu_id);
+    // A piece of a buffer without an address, as the library's arenas are.
+    let size = 16 * PAGE;
+    let request = AllocMemoryRequest { size, gpu_id, flags: VRAM | PUBLIC | WRITABLE, ..Default::default() };
+    let handle = one.call::<AllocMemory>(&request, &[], 0).unwrap().0.handle;
+    let whole = one.host_memory(handle, size).unwrap();
+    View::of(&*whole).word(5).store(55, Ordering::SeqCst);
+    let share = ShareMemoryRequest { handle, offset: 4 * PAGE, size: 8 * PAGE };
+    let token = one.call::<ShareMemory>(&share, &[], 0).unwrap().0.token;
+    let check = |blob: Box<dyn Blob>| {
+        let resource = blob.resource();
+        let info = other.call::<ResourceInfo>(&ResourceRequest { resource, pad: 0 }, &[], 0).unwrap().0;
+        assert_eq!((info.kind, info.size, info.gpu_id), (ResourceInfoAnswer::HOST, 8 * PAGE, gpu_id));
+        let import = ImportMemoryRequest { resource, gpu_id, va: GuestVa(0) };
+        let imported = other.call::<ImportMemory>(&import, &[], 0).unwrap().0;
+        assert_eq!(imported.size, 8 * PAGE);
+        let map = MapRangeRequest {
+            handle: imported.handle,
+            offset: 0,
+            size: 8 * PAGE,
+            va: GuestVa(VA),
+            gpu_id,
+            // AMDGPU_VM_PAGE_READABLE, WRITEABLE
+            flags: 2 | 4,
+        };
+        other.call::<MapRange>(&map, &[], 0).unwrap();
+        let view = View::of(&*blob);
+        assert_eq!(view.word(1).load(Ordering::SeqCst), 55, "the piece begins at page 4");
+        view.word(1).store(56, Ordering::SeqCst);
+        assert_eq!(View::of(&*whole).word(5).swap(55, Ordering::SeqCst), 56);
+        let unmap =
+            UnmapRangeRequest { handle: imported.handle, va: GuestVa(VA), size: 8 * PAGE, gpu_id, pad: 0 };
+        other.call::<UnmapRange>(&unmap, &[], 0).unwrap();
+        other.call::<FreeMemory>(&BufferRequest { handle: imported.handle }, &[], 0).unwrap();
+    };
+    check(other.host_blob(token.0, 8 * PAGE, true).unwrap());
+    // The same as a dma-buf: of a blob over exactly the piece, in the context that has it.
+    let piece = one.host_blob(token.0, 8 * PAGE, true).unwrap();
+    let dma_buf = piece.export().unwrap();
+    check(other.import(dma_buf.as_fd()).unwrap());
+    let kept = other.import(dma_buf.as_fd()).unwrap();
+    drop((piece, dma_buf));
+    assert!(other.host_blob(token.0 ^ 1, 8 * PAGE, true).is_err(), "a forged token");
+    // The original goes; who has the memory keeps it.
+    one.call::<FreeMemory>(&BufferRequest { handle }, &[], 0).unwrap();
+    drop(whole);
+    assert_eq!(View::of(&*kept).word(1).load(Ordering::SeqCst), 55);
+    // Guest memory goes the same way, as a dma-buf.
+    let memory = one.guest_memory(4 * PAGE).unwrap();
+    View::of(&*memory).word(2).store(9, Ordering::SeqCst);
+    let taken = other.import(memory.export().unwrap().as_fd()).unwrap();
+    let request = ResourceRequest { resource: taken.resource(), pad: 0 };
+    let info = other.call::<ResourceInfo>(&request, &[], 0).unwrap().0;
+    assert_eq!((info.kind, info.size), (ResourceInfoAnswer::GUEST, 4 * PAGE));
+    let user = AllocMemoryRequest {
+        va: GuestVa(VA),
+        size: 4 * PAGE,
+        gpu_id,
+        flags: USERPTR | WRITABLE,
+        resource: taken.resource(),
+        ..Default::default()
+    };
+    let handle = other.call::<AllocMemory>(&user, &[], 0).unwrap().0.handle;
+    drop(memory);
+    assert_eq!(View::of(&*taken).word(2).load(Ordering::SeqCst), 9);
+    other.call::<FreeMemory>(&BufferRequest { handle }, &[], 0).unwrap();
 }
 
 /// QEMU 11.1 aborts with 512 memory regions, and each map is one.

@@ -23,8 +23,13 @@ pub(super) struct Exported {
     size: u64,
 }
 
-/// In the words of a handle that AMD's library leaves to the kernel: that it is one of these.
-const MARK: u32 = u32::from_le_bytes(*b"vKFD");
+/// In the words of a handle that AMD's library leaves to the kernel: that it is one of these, and whole.
+fn mark(words: [u32; 8]) -> u32 {
+    let [low, high, flags, _, aperture, index, pages, gpu] = words;
+    // FNV-1a. Not a secret: that is the token.
+    let mix = |hash: u32, word: u32| (hash ^ word).wrapping_mul(0x0100_0193);
+    [low, high, flags, aperture, index, pages, gpu].into_iter().fold(u32::from_le_bytes(*b"vKFD"), mix)
+}
 
 /// `HSA_APERTURE_DGPU`: where AMD's library would put it.
 const APERTURE_DGPU: u32 = 1;
@@ -44,16 +49,19 @@ impl SharedHandle {
     fn words(self) -> HsaSharedMemoryHandle {
         let low = u32::try_from(self.token.0 & u64::from(u32::MAX)).unwrap_or(0);
         let high = u32::try_from(self.token.0 >> 32).unwrap_or(0);
-        let words = [low, high, self.flags, MARK, APERTURE_DGPU, 0, self.pages, self.gpu.0];
+        let words = [low, high, self.flags, 0, APERTURE_DGPU, 0, self.pages, self.gpu.0];
+        let [.., aperture, index, pages, gpu] = words;
+        let words = [low, high, self.flags, mark(words), aperture, index, pages, gpu];
         HsaSharedMemoryHandle { words }
     }
 
     /// Reads the bytes. None for what is no handle of this library.
     pub(super) fn read(handle: HsaSharedMemoryHandle) -> Option<Self> {
-        let [low, high, flags, mark, _, _, pages, gpu] = handle.words;
+        let words = handle.words;
+        let [low, high, flags, found, _, _, pages, gpu] = words;
         let token = ShareToken::from_blob_id(u64::from(high) << 32 | u64::from(low))?;
         let handle = SharedHandle { token, flags, pages, gpu: GpuId(gpu) };
-        (mark == MARK && pages > 0).then_some(handle)
+        (found == mark(words) && pages > 0).then_some(handle)
     }
 }
 
@@ -176,14 +184,11 @@ mod tests {
         let handle = SharedHandle { token, flags: 0x41, pages: 1024, gpu: GpuId(77) };
         let words = handle.words();
         assert_eq!(SharedHandle::read(words), Some(handle));
-        let with = |place: usize, word: u32| {
+        for place in 0..8 {
             let mut other = words;
-            other.words[place] = word;
-            SharedHandle::read(other)
-        };
-        assert_eq!(with(1, 0x1234), None, "no token");
-        assert_eq!(with(3, 0), None, "no mark");
-        assert_eq!(with(6, 0), None, "nothing");
+            other.words[place] ^= 0x10000;
+            assert_eq!(SharedHandle::read(other), None, "word {place}");
+        }
         assert_eq!(SharedHandle::read(HsaSharedMemoryHandle::default()), None);
     }
 }
