@@ -40,8 +40,8 @@ const SCRATCH_WAVE32: u64 = 0x400;
 
 /// The processor of an AQL queue.
 ///
-/// Packets run one after the other, each to its end, so the barrier bit asks for nothing that is not so anyway. The doorbell
-/// is a hint: what counts are the write index in memory and the packets' headers.
+/// Packets run one after the other, each to its end, so the barrier bit asks for nothing that is not so
+/// anyway. The doorbell is a hint: what counts are the write index in memory and the packets' headers.
 #[derive(Debug)]
 pub struct AqlQueue {
     ring: Ring,

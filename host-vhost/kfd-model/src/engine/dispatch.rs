@@ -6,8 +6,8 @@ use super::{Context, DispatchFailure, Failure};
 /// Number of shader registers that a compute queue keeps (`PACKET3_SET_SH_REG_START` to `_END`).
 pub const SH_REGISTERS: usize = 0x400;
 
-/// Offset of `COMPUTE_PGM_LO` among the shader registers; `COMPUTE_PGM_HI` follows. The code's address is in units
-/// of 256 bytes.
+/// Offset of `COMPUTE_PGM_LO` among the shader registers; `COMPUTE_PGM_HI`, of which 8 bits count, follows. The
+/// code's address is in units of 256 bytes.
 pub const COMPUTE_PGM_LO: usize = 0x20c;
 
 /// A kernel to be run.
@@ -55,7 +55,7 @@ impl RegisterDispatch<'_> {
     /// GPU address of the code.
     pub fn program(&self) -> u64 {
         let register = |index: usize| u64::from(self.registers.get(index).copied().unwrap_or(0));
-        (register(COMPUTE_PGM_LO) | register(COMPUTE_PGM_LO + 1) << 32) << 8
+        (register(COMPUTE_PGM_LO) | (register(COMPUTE_PGM_LO + 1) & 0xff) << 32) << 8
     }
 }
 

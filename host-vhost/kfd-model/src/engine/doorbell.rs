@@ -39,8 +39,8 @@ impl ArenaDoorbell {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: aligned and mapped as long as the arena, which `self` keeps; everybody else who accesses the word does
-        // so with single instructions of their CPU or through this.
+        // SAFETY: aligned and mapped as long as the arena, which `self` keeps; everybody else who accesses
+        // the word does so with single instructions of their CPU or through this.
         unsafe { AtomicU64::from_ptr(self.word.as_ptr()) }
     }
 

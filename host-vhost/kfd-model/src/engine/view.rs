@@ -1,10 +1,11 @@
 //! The GPU's memory through the model's own page table.
 //!
-//! Pages of the model's memory files are accessed through a CPU map of the file. Pages of the process (user pointers) are
-//! read and written by the kernel (`process_vm_readv(2)`), so that an address which is not mapped any more is a fault and
-//! not the end of the process; for an atomic operation on such a page the kernel is asked first whether it is there.
-//! A program that unmaps memory in just that moment while its GPU uses it, or gives the GPU a page to write that it may not
-//! write itself, gets a SIGSEGV where hardware would report a fault.
+//! Pages of the model's memory files are accessed through a CPU map of the file. Pages of the process (user
+//! pointers) are read and written by the kernel (`process_vm_readv(2)`), so that an address which is not
+//! mapped any more is a fault and not the end of the process; for an atomic operation on such a page the
+//! kernel is asked first whether it is there. A program that unmaps memory in just that moment while its GPU
+//! uses it, or gives the GPU a page to write that it may not write itself, gets a SIGSEGV where hardware
+//! would report a fault.
 #![allow(unsafe_code, reason = "accesses memory that a page table leads to, shared with everybody")]
 
 use std::os::raw::c_void;

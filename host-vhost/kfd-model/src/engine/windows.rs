@@ -1,8 +1,8 @@
 //! CPU maps of a memory file, made where they are needed.
 //!
-//! Atomic operations of the GPU need a host pointer to the page itself, and copies are fastest with one. A file of
-//! which VRAM and system memory are ranges is large and mostly holes, so it is mapped in windows, each when something in
-//! it is touched first. The windows live as long as the file's owner.
+//! Atomic operations of the GPU need a host pointer to the page itself, and copies are fastest with one. A
+//! file of which VRAM and system memory are ranges is large and mostly holes, so it is mapped in windows,
+//! each when something in it is touched first. The windows live as long as the file's owner.
 #![allow(unsafe_code, reason = "maps memory; every pointer that leaves is checked to lie in a window")]
 
 use std::collections::BTreeMap;

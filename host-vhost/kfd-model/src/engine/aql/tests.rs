@@ -236,7 +236,8 @@ fn barrier_or_waits_for_any() {
 
 #[test]
 fn barrier_value_compares_the_masked_value() {
-    // (value, mask, reference, condition, satisfied), conditions in the order of hsa_signal_condition_t: EQ, NE, LT, GTE.
+    // (value, mask, reference, condition, satisfied), conditions in the order of hsa_signal_condition_t: EQ,
+    // NE, LT, GTE.
     for (value, mask, reference, condition, satisfied) in [
         (0x15u64, 0xf, 5, 0, true),
         (0x15, 0xff, 5, 0, false),
@@ -425,7 +426,8 @@ fn the_first_instruction_of_a_kernel_depends_on_the_generation() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever is in the ring, the queue ends waiting, idle or failed, and the read index never passes the write index.
+    /// Whatever is in the ring, the queue ends waiting, idle or failed, and the read index never passes the
+    /// write index.
     #[test]
     fn garbage_ends(
         packets in proptest::collection::vec((0u32..8, 0u32..4, any::<[u32; 16]>()), 1..40),

@@ -1,5 +1,5 @@
-//! Packets are spelled as words here, from the bit positions in `soc15d.h` and `amd_gpu_pm4.h` and from kfdtest's packets,
-//! not by the code under test.
+//! Packets are spelled as words here, from the bit positions in `soc15d.h` and `amd_gpu_pm4.h` and from
+//! kfdtest's packets, not by the code under test.
 
 use proptest::prelude::*;
 
@@ -323,7 +323,8 @@ fn an_empty_kernel_runs_and_another_says_what_is_missing() {
     let mut queue = Fixture::new();
     let code = DATA + 0x100;
     queue.gpu.memory.put(code, &[0xbf81_0000]);
-    queue.consume(&registers(0x20c, &[lo(code >> 8), hi(code >> 8)]));
+    // kfdtest sets PGM_ATC, bit 8 of the high half, for APUs.
+    queue.consume(&registers(0x20c, &[lo(code >> 8), hi(code >> 8) | 1 << 8]));
     queue.consume(&packet(0x15, &[1, 1, 1, 0x21]));
     // s_mov_b32 s0, 0
     queue.gpu.memory.put(code, &[0xbe80_0080]);
