@@ -7,7 +7,7 @@
 //! | CREATE_QUEUE, after all checks of its arguments | makes a queue | `EOPNOTSUPP`: no engine yet |
 //! | EXPORT_DMABUF of doorbells and registers | a dma-buf | `EPERM` |
 //! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
-//! | SVM in a kernel that has it | ranges | `EOPNOTSUPP`; the node's capability says that there is none |
+//! | SVM in a kernel that has it | memory migrates, a range ends with its CPU mapping, a GPU that loses access keeps its mapping | memory stays, ranges stay, access ends at once; the node's capability says that there is no SVM |
 //! | DBG_TRAP on a process | the debugger | `EOPNOTSUPP` |
 //! | CREATE_PROCESS (1.19), PROFILER (1.23) | | `EOPNOTSUPP` |
 //! | CRIU_OP with a GPU and the capability for it | checkpoint and restore | `EOPNOTSUPP` |
@@ -27,6 +27,7 @@ mod dmabuf;
 mod event;
 mod memory;
 mod queue;
+mod svm;
 
 pub(crate) use dmabuf::find as find_dmabuf;
 pub(crate) use memory::{doorbells, mmio, take_piece};

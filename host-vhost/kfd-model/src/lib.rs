@@ -24,6 +24,7 @@ pub mod profile;
 pub mod render;
 pub mod shared_machine;
 pub mod space;
+pub mod svm;
 pub mod sysfs;
 pub mod topology;
 pub mod tree;

@@ -18,6 +18,7 @@ use crate::object::{Content, Graveyard, OBJECT_FLAGS, Object};
 use crate::profile::{Gpu, Profile};
 use crate::shared_machine::SharedMachine;
 use crate::space::{AddressSpace, Fault};
+use crate::svm;
 use crate::topology::Topology;
 
 /// Buffers that a process can have on one GPU. The kernel sets no limit but memory.
@@ -91,6 +92,8 @@ pub struct State {
     pub runtime_enabled: bool,
     /// Recoverable page faults are on.
     pub xnack: bool,
+    /// Ranges of shared virtual memory.
+    pub svm: svm::Ranges,
     /// Open render nodes.
     pub drm_files: BTreeMap<FileId, DrmFile>,
     /// Objects that were made for other processes' memory, or another GPU's: by arena, offset, and the GPU that took
@@ -260,6 +263,7 @@ impl Process {
                 xnack: profile.kernel.svm
                     && !profile.gpu.is_empty()
                     && profile.gpu.iter().all(|gpu| gpu.retry_faults),
+                svm: svm::Ranges::default(),
                 drm_files: BTreeMap::new(),
                 imported: BTreeMap::new(),
             }),

@@ -118,8 +118,33 @@ pub enum FaultReason {
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     mappings: BTreeMap<u64, Mapping>,
+    /// Mappings of shared virtual memory, which the driver keeps apart. None lies where one of the others does.
+    svm: BTreeMap<u64, Mapping>,
     /// How often each object was added (`amdgpu_bo_va::ref_count`), by GEM handles and by KFD.
     added: BTreeMap<u64, u32>,
+}
+
+/// Takes away what is mapped from `va` to `end`; what reaches out of it stays.
+fn clear(mappings: &mut BTreeMap<u64, Mapping>, va: u64, end: u64) {
+    let reaches = |(start, mapping): &(&u64, &Mapping)| start.saturating_add(mapping.size) > va;
+    let starts: Vec<u64> = mappings.range(..end).rev().take_while(reaches).map(|(start, _)| *start).collect();
+    for start in starts {
+        let Some(mapping) = mappings.remove(&start) else { continue };
+        let last = start.saturating_add(mapping.size);
+        if last > end {
+            let backing = mapping.backing.behind(end - start);
+            mappings.insert(end, Mapping { size: last - end, backing, ..mapping.clone() });
+        }
+        if start < va {
+            mappings.insert(start, Mapping { size: va - start, ..mapping });
+        }
+    }
+}
+
+/// The mapping over `va`: its start and itself.
+fn over(mappings: &BTreeMap<u64, Mapping>, va: u64) -> Option<(u64, &Mapping)> {
+    let (start, mapping) = mappings.range(..=va).next_back()?;
+    (va.checked_sub(*start)? < mapping.size).then_some((*start, mapping))
 }
 
 /// The end of a range that can be mapped (`amdgpu_vm_verify_parameters`).
@@ -163,6 +188,8 @@ impl AddressSpace {
         {
             return Err(Errno::EINVAL);
         }
+        // It takes the place of shared virtual memory in the page table.
+        clear(&mut self.svm, va, end);
         self.mappings.insert(va, mapping);
         Ok(())
     }
@@ -185,24 +212,24 @@ impl AddressSpace {
     /// # Errors
     /// `EINVAL` as [`Self::map`], but for what is in the way.
     pub fn clear(&mut self, va: u64, size: u64) -> Result<()> {
-        let end = end_of(va, size)?;
-        let reaches = |(start, mapping): &(&u64, &Mapping)| start.saturating_add(mapping.size) > va;
-        let starts: Vec<u64> =
-            self.mappings.range(..end).rev().take_while(reaches).map(|(start, _)| *start).collect();
-        for start in starts {
-            let Some(mapping) = self.mappings.remove(&start) else { continue };
-            let last = start.saturating_add(mapping.size);
-            if last > end {
-                let behind = Mapping {
-                    size: last - end,
-                    backing: mapping.backing.behind(end - start),
-                    ..mapping.clone()
-                };
-                self.mappings.insert(end, behind);
-            }
-            if start < va {
-                self.mappings.insert(start, Mapping { size: va - start, ..mapping });
-            }
+        clear(&mut self.mappings, va, end_of(va, size)?);
+        Ok(())
+    }
+
+    /// Whether anything but shared virtual memory is mapped in a range.
+    pub fn is_mapped(&self, va: u64, size: u64) -> bool {
+        let before = self.mappings.range(..va.saturating_add(size)).next_back();
+        before.is_some_and(|(start, mapping)| start.saturating_add(mapping.size) > va)
+    }
+
+    /// Maps a range of shared virtual memory in place of what is there of it, or takes that away.
+    ///
+    /// # Errors
+    /// `EINVAL` as [`Self::clear`].
+    pub fn set_svm(&mut self, va: u64, size: u64, mapping: Option<Mapping>) -> Result<()> {
+        clear(&mut self.svm, va, end_of(va, size)?);
+        if let Some(mapping) = mapping {
+            self.svm.insert(va, mapping);
         }
         Ok(())
     }
@@ -223,8 +250,7 @@ impl AddressSpace {
 
     /// The mapping over `va`: its start and itself.
     pub fn find(&self, va: u64) -> Option<(u64, &Mapping)> {
-        let (start, mapping) = self.mappings.range(..=va).next_back()?;
-        (va.checked_sub(*start)? < mapping.size).then_some((*start, mapping))
+        over(&self.mappings, va).or_else(|| over(&self.svm, va))
     }
 
     /// Reads through the page table.

@@ -13,7 +13,7 @@ use kfd_abi::memory::{
     SetMemoryPolicyArgs, SetScratchBackingVaArgs, SetTrapHandlerArgs,
 };
 use kfd_abi::smi::SmiEventsArgs;
-use kfd_abi::svm::{SetXnackModeArgs, SvmArgs, SvmAttribute};
+use kfd_abi::svm::SetXnackModeArgs;
 use kfd_abi::version::{GetVersionArgs, KFD_IOCTL_MAJOR_VERSION};
 use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
@@ -216,25 +216,6 @@ impl Call<'_> {
             }
             state.runtime_enabled = enable;
             Ok(())
-        })
-    }
-
-    /// `kfd_ioctl_svm_validate`, `kfd_ioctl_svm`.
-    pub(super) fn svm(&self) -> Result<i32> {
-        self.run(|arguments: &mut SvmArgs| {
-            let attributes = u64::from(arguments.nattr).saturating_mul(size_of::<SvmAttribute>() as u64);
-            let expected = attributes.saturating_add(size_of::<SvmArgs>() as u64);
-            if (self.user.size() as u64) < expected {
-                return Err(Errno::EINVAL);
-            }
-            if !self.process.svm {
-                return Err(Errno::EPERM);
-            }
-            let aligned = |value: u64| value != 0 && value.is_multiple_of(crate::arena::PAGE);
-            if !aligned(arguments.start_addr) || !aligned(arguments.size) {
-                return Err(Errno::EINVAL);
-            }
-            Err(Errno::EOPNOTSUPP)
         })
     }
 

@@ -56,6 +56,15 @@ impl Call<'_> {
                 return Err(Errno::EINVAL);
             }
             let flags = AllocFlags::from_bits_retain(arguments.flags);
+            let svm = |state: &State, start| state.svm.overlap(start, arguments.size);
+            let unplaced = arguments.va_addr == 0 && flags.contains(AllocFlags::VRAM);
+            {
+                let state = self.process.state();
+                let user = flags.contains(AllocFlags::USERPTR) && svm(&state, arguments.mmap_offset);
+                if user || (!unplaced && svm(&state, arguments.va_addr)) {
+                    return Err(Errno::EADDRINUSE);
+                }
+            }
             let (index, device) = self.process.device(arguments.gpu_id)?;
             if flags.contains(AllocFlags::PUBLIC | AllocFlags::VRAM) && !device.gpu.memory.large_bar() {
                 return Err(Errno::EINVAL);

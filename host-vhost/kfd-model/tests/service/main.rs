@@ -19,4 +19,5 @@ mod mapping;
 mod memory;
 mod profiles;
 mod render;
+mod svm;
 mod sysfs;
