@@ -34,7 +34,14 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts one; none where the programs are not built.
+    #[allow(dead_code, reason = "not all tests need it")]
     pub fn start() -> Option<Daemon> {
+        Daemon::start_with(&[])
+    }
+
+    /// The same with more arguments.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub fn start_with(arguments: &[&str]) -> Option<Daemon> {
         let programs = match programs() {
             Ok(programs) => programs,
             Err(why) => {
@@ -47,6 +54,7 @@ impl Daemon {
             .arg("--socket")
             .arg(directory.path().join("socket"))
             .args(["--kfd", "model:gfx906", "--shmem-size", "256M"])
+            .args(arguments)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
