@@ -19,6 +19,7 @@
 //! | user memory that is unmapped later | GPU queues stop, its pages are mapped again when it is back | an access faults |
 //! | freed memory that is still mapped by the CPU, other than by a dma-buf | stays until the last map is gone | shows zeros, later other memory |
 //! | memory that outlives the process that made it | counts until it is gone | counts until that process is gone |
+//! | the trap handler's memory | counts as system memory | does not |
 //! | ACQUIRE_VM with another GPU's render node | takes it | `EINVAL` |
 //! | VRAM and system memory in use | KFD's buffers for the machine | those of the render nodes too, for the processes that share a machine ([`crate::shared_machine`]) |
 

@@ -20,17 +20,14 @@ use crate::arena::{PAGE, page_align};
 use crate::descriptors::{self, Examined};
 use crate::kfd::{self, Descriptor, DescriptorTable};
 use crate::machine::Machine;
-use crate::process::{DrmFile, Process};
+use crate::process::Process;
 use crate::profile::{Profile, ProfileError};
 use crate::render::RenderFile;
 use crate::shared_machine::{MACHINE_VARIABLE, SharedMachine};
-use crate::space::Fault;
+use crate::space::{Fault, TRAP_HANDLER_SIZE};
 use crate::topology::Topology;
 use crate::tree::Tree;
 use crate::{debug, render, sysfs};
-
-/// Two pages for the trap handler (`KFD_CWSR_TBA_TMA_SIZE`).
-const TRAP_HANDLER_SIZE: u64 = 2 * PAGE;
 
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
@@ -238,10 +235,7 @@ impl Model {
         let arena = &device.arena;
         let offset = match kind {
             MmapType::Doorbell => kfd::doorbells(own, arena)?,
-            MmapType::ReservedMem => match own.reserved {
-                Some(offset) => offset,
-                None => *own.reserved.insert(arena.allocate(TRAP_HANDLER_SIZE)?),
-            },
+            MmapType::ReservedMem => own.trap_handler_memory(arena)?,
             MmapType::Mmio | MmapType::Events => kfd::mmio(own, arena)?,
         };
         Ok(MapSource { file: arena.descriptor()?, offset })
@@ -325,7 +319,8 @@ impl KfdService for Model {
         files.open.insert(file, open);
         drop(files);
         if let OpenFile::Render(gpu) = open {
-            self.process.state().drm_files.insert(file, DrmFile::new(gpu));
+            let device = self.process.devices.get(gpu).ok_or(Errno::ENXIO)?;
+            self.process.state().drm_files.insert(file, device.open(gpu)?);
         }
         Ok(Opened { file, descriptor })
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
+use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::memory::AllocFlags;
 use kfd_seam::{FileId, Result};
 use nix::errno::Errno;
@@ -17,7 +18,7 @@ use crate::machine::Machine;
 use crate::object::{Content, Graveyard, OBJECT_FLAGS, Object};
 use crate::profile::{Gpu, Profile};
 use crate::shared_machine::SharedMachine;
-use crate::space::{AddressSpace, Fault};
+use crate::space::{AddressSpace, Fault, SEQUENCES, SEQUENCES_SIZE, TRAP_HANDLER_SIZE};
 use crate::svm;
 use crate::topology::Topology;
 
@@ -66,10 +67,23 @@ pub struct Device {
     pub gpu: Gpu,
     /// VRAM, system memory for the GPU, doorbells and the MMIO page; its memfd is the render node's descriptor.
     pub arena: Arc<Arena>,
+    /// Offset of the memory for sequence numbers.
+    sequences: u64,
     space: RwLock<AddressSpace>,
 }
 
 impl Device {
+    /// An open render node of it, with what every address space has (`amdgpu_driver_open_kms`).
+    ///
+    /// # Errors
+    /// None that can happen: the address space is empty.
+    pub fn open(&self, index: usize) -> Result<DrmFile> {
+        let mut file = DrmFile::new(index);
+        let memory = (&self.arena, self.sequences);
+        file.space.map_for_the_driver(SEQUENCES, SEQUENCES_SIZE, memory, VmPageFlags::PAGE_READABLE)?;
+        Ok(file)
+    }
+
     /// The page table to translate with.
     pub fn space(&self) -> RwLockReadGuard<'_, AddressSpace> {
         self.space.read().unwrap_or_else(PoisonError::into_inner)
@@ -118,7 +132,7 @@ pub struct DrmFile {
 
 impl DrmFile {
     /// A fresh one.
-    pub fn new(gpu: usize) -> Self {
+    fn new(gpu: usize) -> Self {
         Self {
             gpu,
             handles: Ids::starting_at(1),
@@ -238,12 +252,10 @@ impl Process {
             let Some(gpu) = node.gpu.and_then(|index| profile.gpu.get(index)) else { continue };
             // Twice of what can be in use, so that no mix of sizes ever lacks a range.
             let capacity = gpu.memory.vram_bytes().saturating_add(limits.driver).saturating_mul(2);
-            devices.push(Device {
-                gpu_id: node.gpu_id,
-                gpu: gpu.clone(),
-                arena: Arc::new(Arena::new("amdgpu", capacity)?),
-                space: RwLock::default(),
-            });
+            let arena = Arc::new(Arena::new("amdgpu", capacity)?);
+            let sequences = arena.allocate(SEQUENCES_SIZE)?;
+            let (gpu_id, gpu, space) = (node.gpu_id, gpu.clone(), RwLock::default());
+            devices.push(Device { gpu_id, gpu, arena, sequences, space });
             states.push(DeviceState::new());
         }
         Ok(Self {
@@ -479,6 +491,17 @@ impl DeviceState {
         let offset = self.next_fake_offset;
         self.next_fake_offset = offset.saturating_add(PAGE);
         offset
+    }
+
+    /// Offset of the trap handler's memory, made at the first use.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn trap_handler_memory(&mut self, arena: &Arena) -> Result<u64> {
+        match self.reserved {
+            Some(offset) => Ok(offset),
+            None => Ok(*self.reserved.insert(arena.allocate(TRAP_HANDLER_SIZE)?)),
+        }
     }
 
     /// Makes an object known by its mmap offset.

@@ -15,6 +15,22 @@ use crate::arena::{Arena, PAGE};
 /// End of the GPU's virtual addresses: 48 bits (`max_pfn` of the GPUs from gfx9 on).
 pub const ADDRESS_END: u64 = 1 << 48;
 
+/// Memory for sequence numbers that every address space has (`AMDGPU_VA_RESERVED_SEQ64_START`), below 2 MiB for the
+/// context save area. GPUs read it.
+pub const SEQUENCES: u64 = ADDRESS_END - (2 << 20) - SEQUENCES_SIZE;
+
+/// `AMDGPU_VA_RESERVED_SEQ64_SIZE`
+pub const SEQUENCES_SIZE: u64 = 2 << 20;
+
+/// Where a process's trap handler is mapped (`AMDGPU_VA_RESERVED_TRAP_START`).
+pub const TRAP_HANDLER: u64 = SEQUENCES - (1 << 16);
+
+/// Two pages for the trap handler (`KFD_CWSR_TBA_TMA_SIZE`).
+pub const TRAP_HANDLER_SIZE: u64 = 2 * PAGE;
+
+/// [`Mapping::object`] of what the driver itself maps.
+pub const OF_THE_DRIVER: u64 = u64::MAX;
+
 /// What lies behind a mapping.
 #[derive(Clone, Debug)]
 pub enum Backing {
@@ -243,9 +259,25 @@ impl AddressSpace {
         self.map(va, mapping)
     }
 
-    /// Moves everything of another into this one, which has nothing.
+    /// Maps memory of the driver.
+    ///
+    /// # Errors
+    /// As [`Self::map`].
+    pub fn map_for_the_driver(
+        &mut self,
+        va: u64,
+        size: u64,
+        (arena, offset): (&Arc<Arena>, u64),
+        flags: VmPageFlags,
+    ) -> Result<()> {
+        let backing = Backing::Arena { arena: arena.clone(), offset };
+        self.map(va, Mapping { size, backing, object: OF_THE_DRIVER, flags })
+    }
+
+    /// Takes the mappings of another over into this one, which has none but of shared virtual memory.
     pub fn take_over(&mut self, other: Self) {
-        *self = other;
+        let svm = std::mem::take(&mut self.svm);
+        *self = Self { svm, ..other };
     }
 
     /// The mapping over `va`: its start and itself.

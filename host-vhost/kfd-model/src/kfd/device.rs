@@ -8,6 +8,7 @@ use kfd_abi::aperture::{
 use kfd_abi::clock::GetClockCountersArgs;
 use kfd_abi::criu::{CriuArgs, KFD_CRIU_OP_PROCESS_INFO};
 use kfd_abi::debug::{DbgTrapArgs, KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK, RuntimeEnableArgs};
+use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::memory::{
     AcquireVmArgs, GetTileConfigArgs, KFD_IOC_CACHE_POLICY_COHERENT, KFD_IOC_CACHE_POLICY_NONCOHERENT,
     SetMemoryPolicyArgs, SetScratchBackingVaArgs, SetTrapHandlerArgs,
@@ -21,6 +22,7 @@ use nix::errno::Errno;
 use super::{Call, Descriptor};
 use crate::clock;
 use crate::process::Device;
+use crate::space::{TRAP_HANDLER, TRAP_HANDLER_SIZE};
 
 /// Last GPU virtual address that user space can use: the hole of the page tables begins behind it
 /// (`AMDGPU_GMC_HOLE_START`).
@@ -114,12 +116,17 @@ impl Call<'_> {
                 // The kernel lets another GPU's node pass and uses page tables of the wrong device. Here it is
                 // refused at once.
                 (None, Descriptor::Render { file, gpu }) if gpu == index => {
+                    let trap_handler = device.trap_handler_memory(&taken.arena)?;
                     device.drm_file = Some(file);
+                    let mut space = taken.space_mut();
                     // What was mapped through the render node before stays mapped (amdgpu_vm_make_compute).
                     if let Some(drm) = state.drm_files.get_mut(&file) {
-                        taken.space_mut().take_over(std::mem::take(&mut drm.space));
+                        space.take_over(std::mem::take(&mut drm.space));
                     }
-                    Ok(())
+                    // kfd_process_device_init_cwsr_dgpu
+                    let memory = (&taken.arena, trap_handler);
+                    let flags = VmPageFlags::PAGE_READABLE | VmPageFlags::PAGE_EXECUTABLE;
+                    space.map_for_the_driver(TRAP_HANDLER, TRAP_HANDLER_SIZE, memory, flags)
                 }
                 (None, _) => Err(Errno::EINVAL),
             }

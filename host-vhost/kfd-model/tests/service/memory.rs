@@ -160,6 +160,42 @@ fn user_memory_is_what_is_at_its_address_now() {
 }
 
 #[test]
+fn addresses_at_the_ends() {
+    // amdgpu_vm_verify_parameters, amdgpu_vm_bo_map; what the driver maps: amdgpu_seq64_map,
+    // kfd_process_device_init_cwsr_dgpu.
+    let caller = Caller::new("gfx906");
+    let gpu = caller.gpu();
+    let end = 1u64 << 48;
+    let (save_area, sequences) = (2 << 20, 2 << 20);
+    let sequences_at = end - save_area - sequences;
+    let trap_handler_at = sequences_at - (1 << 16);
+    for (why, va, pages, expected) in [
+        ("the last page", end - PAGE, 1, Ok(0)),
+        ("beyond the end", end - PAGE, 2, Err(Errno::EINVAL)),
+        ("far beyond", end, 1, Err(Errno::EINVAL)),
+        ("the end of 64 bits", !0xfff, 1, Err(Errno::EINVAL)),
+        ("sequence numbers", sequences_at + sequences - PAGE, 1, Err(Errno::EINVAL)),
+        ("up to them", sequences_at - PAGE, 2, Err(Errno::EINVAL)),
+        ("trap handler", trap_handler_at + PAGE, 1, Err(Errno::EINVAL)),
+        ("behind it", trap_handler_at + 2 * PAGE, 1, Ok(0)),
+        ("the first page", 0, 1, Err(Errno::EINVAL)),
+        ("the second", PAGE, 1, Ok(0)),
+        ("no page", VA + 8, 1, Err(Errno::EINVAL)),
+        ("above the hole's start", 0x8000_0000_0000, 1, Ok(0)),
+    ] {
+        let buffer = caller.allocate(gpu, va, pages * PAGE, GTT).unwrap();
+        assert_eq!(caller.map(buffer.handle, &[gpu]).0, expected, "{why}");
+        if expected.is_ok() {
+            caller.unmap(buffer.handle, &[gpu]).0.unwrap();
+        }
+        caller.free(buffer.handle).unwrap();
+    }
+    assert_eq!(caller.seen(gpu, trap_handler_at, 4).unwrap(), [0; 4]);
+    let write = caller.model.write_gpu(gpu, trap_handler_at, &[1]).unwrap_err();
+    assert_eq!(write.reason, FaultReason::ReadOnly);
+}
+
+#[test]
 fn more_than_four_gib() {
     let caller = Caller::new("gfx906");
     let gpu = caller.gpu();
