@@ -53,6 +53,8 @@ pub struct GpuNode {
     pub location_id: u32,
     /// `unique_id`, 0 where the GPU has none.
     pub unique_id: u64,
+    /// `num_xcc`: accelerator dies that run a queue together; 1 on kernels that do not tell.
+    pub xccs: u32,
 }
 
 /// Why the topology cannot be read.
@@ -224,6 +226,7 @@ impl Topology {
                 domain: number("domain").unwrap_or(0),
                 location_id: number("location_id").unwrap_or(0),
                 unique_id: property(properties, "unique_id").unwrap_or(0),
+                xccs: number("num_xcc").unwrap_or(1),
             });
         }
         Ok(gpus)
@@ -294,6 +297,7 @@ mod tests {
             domain: 1,
             location_id: 768,
             unique_id: 0x1122_3344_5566_7788,
+            xccs: 1,
         };
         assert_eq!(gpus, [gpu]);
     }

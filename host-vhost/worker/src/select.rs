@@ -160,6 +160,7 @@ mod tests {
             domain: 0,
             location_id,
             unique_id,
+            xccs: 1,
         };
         vec![
             gpu(1, 128, 90006, 0x0300, 0xabc),
