@@ -1,5 +1,6 @@
 //! Calls that no honest program makes, and many at once.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread;
 
@@ -45,7 +46,9 @@ fn no_argument_makes_it_panic() {
     let mut target = vec![0u8; 1 << 16];
     let handle = caller.allocate(caller.gpu(), 0x7000_0000_0000, PAGE, AllocFlags::GTT).unwrap().handle;
     let event = caller.create_event(KFD_IOC_EVENT_SIGNAL, 0).unwrap().event_id;
+    let dmabuf = caller.export(handle).unwrap();
     let known = [
+        u64::try_from(dmabuf.as_raw_fd()).unwrap(),
         u64::from(caller.gpus[0].id),
         u64::from(caller.gpus[1].id),
         u64::from(caller.gpus[0].id) << 32 | u64::from(caller.gpus[1].id),
@@ -80,7 +83,12 @@ fn no_argument_makes_it_panic() {
         let (file, code) = if on_kfd {
             (caller.kfd, ioc(Direction::ReadWrite, b'K', number, size))
         } else {
-            let number = if round % 8 == 0 { 0x45 } else { numbers.next() as u8 };
+            let number = match numbers.next() % 8 {
+                0 => 0x45,
+                // GEM_CLOSE, PRIME both ways, GEM_CREATE, GEM_MMAP, GEM_METADATA, GEM_VA.
+                1..6 => [0x09, 0x2d, 0x2e, 0x40, 0x41, 0x46, 0x48, 0x48][numbers.next() as usize % 8],
+                _ => numbers.next() as u8,
+            };
             (caller.gpus[0].file, ioc(Direction::ReadWrite, b'd', number, size))
         };
         match caller.model.ioctl(file, code, UserPtr(std::hint::black_box(&mut words).as_mut_ptr() as u64)) {
