@@ -24,6 +24,7 @@ mod ring;
 pub mod runner;
 pub mod sdma;
 pub mod signal;
+pub mod slots;
 mod transfer;
 pub mod view;
 pub mod windows;
