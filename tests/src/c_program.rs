@@ -41,7 +41,8 @@ impl CProgram {
         Self::compile_all(root, &[source], &[], place)
     }
 
-    /// Compiles the C files of the directory `sources` into one program that uses libdrm's library for amdgpu as well.
+    /// Compiles the C files of the directory `sources` into one program that uses libdrm and its library for amdgpu
+    /// as well.
     ///
     /// # Errors
     /// There is no C compiler, or the program does not compile.
@@ -56,7 +57,7 @@ impl CProgram {
         }
         files.sort();
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-        Self::compile_all(root, &files, &["libdrm_amdgpu.so.1"], place)
+        Self::compile_all(root, &files, &["libdrm_amdgpu.so.1", "libdrm.so.2"], place)
     }
 
     fn compile_all(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {

@@ -8,6 +8,7 @@
 //! - `@fill TOKEN GPU VA LENGTH SEED`: lets the GPU write the pattern. Answer: `done` or a fault.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -92,21 +93,29 @@ fn number(word: &str) -> Result<u64> {
     parsed.with_context(|| format!("the number {word:?}"))
 }
 
-/// The pattern of the C programs (`pattern` in harness.c): byte `number` of seed `seed`.
-fn pattern(seed: u64, number: u64) -> u8 {
-    let terms = [
-        seed.wrapping_mul(37),
-        number.wrapping_mul(11),
-        (number >> 8).wrapping_mul(5),
-        (number >> 12).wrapping_mul(3),
-        (number >> 20).wrapping_mul(7),
-        1,
-    ];
-    let sum = terms.into_iter().fold(0_u64, u64::wrapping_add);
-    sum.to_le_bytes()[0]
+/// The pattern of the C programs (`pattern` in harness.c) with this seed: the bytes of a range whose start is a multiple of
+/// 256. What a byte adds to its block's first one depends on its place in the block alone.
+fn pattern(seed: u64, range: &Range<u64>) -> Vec<u8> {
+    let steps: [u8; 256] = std::array::from_fn(|at| at.wrapping_mul(11).to_le_bytes()[0]);
+    let mut bytes = Vec::new();
+    let mut block = range.start;
+    while block < range.end {
+        let terms = [
+            seed.wrapping_mul(37),
+            (block >> 8).wrapping_mul(5),
+            (block >> 12).wrapping_mul(3),
+            (block >> 20).wrapping_mul(7),
+            1,
+        ];
+        let first = terms.into_iter().fold(0_u64, u64::wrapping_add).to_le_bytes()[0];
+        let length = usize::try_from(range.end.saturating_sub(block)).unwrap_or(usize::MAX);
+        bytes.extend(steps.iter().take(length).map(|step| first.wrapping_add(*step)));
+        block = block.saturating_add(256);
+    }
+    bytes
 }
 
-fn chunks(length: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
+fn chunks(length: u64) -> impl Iterator<Item = Range<u64>> {
     let count = length.div_ceil(CHUNK);
     (0..count).map(move |number| {
         let start = number.saturating_mul(CHUNK);
@@ -116,7 +125,7 @@ fn chunks(length: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
 
 fn check(mailbox: &Mailbox, gpu: u32, va: u64, length: u64, seed: u64) -> Result<String, MailboxError> {
     for range in chunks(length) {
-        let expected: Vec<u8> = range.clone().map(|number| pattern(seed, number)).collect();
+        let expected = pattern(seed, &range);
         let mut found = vec![0; expected.len()];
         mailbox.read(gpu, va.wrapping_add(range.start), &mut found)?;
         if let Some(at) = expected.iter().zip(&found).position(|(expected, found)| expected != found) {
@@ -130,8 +139,25 @@ fn check(mailbox: &Mailbox, gpu: u32, va: u64, length: u64, seed: u64) -> Result
 fn fill(mailbox: &Mailbox, gpu: u32, va: u64, length: u64, seed: u64) -> Result<String, MailboxError> {
     for range in chunks(length) {
         let start = va.wrapping_add(range.start);
-        let bytes: Vec<u8> = range.map(|number| pattern(seed, number)).collect();
-        mailbox.write(gpu, start, &bytes)?;
+        mailbox.write(gpu, start, &pattern(seed, &range))?;
     }
     Ok("done".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed by hand from the formula in harness.c.
+    #[test]
+    fn the_pattern_is_that_of_the_c_programs() {
+        let bytes = pattern(2, &(0..(1 << 20) + 300));
+        let expected = |number: u64| {
+            (2 * 37 + number * 11 + (number >> 8) * 5 + (number >> 12) * 3 + (number >> 20) * 7 + 1) as u8
+        };
+        assert_eq!(bytes.len(), (1 << 20) + 300);
+        for number in [0, 1, 255, 256, 4095, 4096, 70_000, 1 << 20, (1 << 20) + 299] {
+            assert_eq!(bytes[number as usize], expected(number), "{number}");
+        }
+    }
 }

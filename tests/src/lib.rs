@@ -6,12 +6,14 @@
 pub mod accel;
 pub mod artifacts;
 pub mod c_program;
+pub mod conformance;
 pub mod gpu_view;
 pub mod guest;
 pub mod host;
 pub mod native;
 pub mod process;
 pub mod qemu;
+pub mod qmp;
 pub mod rocminfo;
 pub mod runtime;
 pub mod talk;

@@ -1,8 +1,9 @@
 //! Outputs of one program with two libraries under it, compared line by line.
 
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::gpu_view::GpuView;
 use crate::talk::Talk;
@@ -23,16 +24,53 @@ pub struct Exception {
     pub why: &'static str,
 }
 
-/// Lets a program run to its good end and answers its requests; what it printed besides.
-///
-/// # Errors
-/// It failed, was silent, or made a request that cannot be answered; the message has its last lines.
-pub fn listen(mut program: Box<dyn Talk>, view: &mut GpuView) -> Result<Vec<String>> {
+/// What a program printed, and how it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its lines, requests not among them.
+    pub lines: Vec<String>,
+    /// Why it did not come to a good end.
+    pub error: Option<anyhow::Error>,
+}
+
+impl Outcome {
+    /// Leaves the lines in a file of the directory that the environment variable names, if it does.
+    pub fn keep(&self, variable: &str, name: &str) {
+        let Some(directory) = std::env::var_os(variable).filter(|value| !value.is_empty()) else { return };
+        let mut text = self.lines.join("\n");
+        if let Some(error) = &self.error {
+            text.push_str(&format!("\n{error:#}"));
+        }
+        let path = Path::new(&directory).join(name);
+        // For a person who looks; the test does not stand on it.
+        if let Err(error) =
+            std::fs::create_dir_all(&directory).and_then(|()| std::fs::write(&path, text + "\n"))
+        {
+            eprintln!("write {}: {error}", path.display());
+        }
+    }
+}
+
+/// Lets a program run to its end and answers its requests.
+pub fn listen(program: Box<dyn Talk>, view: &mut GpuView) -> Outcome {
+    listen_with(program, view, &mut |what| bail!("nobody does {what:?} here"))
+}
+
+/// As [`listen`]; `act` does what the program waits for (a line `@wait WHAT`) and answers a number.
+pub fn listen_with(
+    mut program: Box<dyn Talk>,
+    view: &mut GpuView,
+    act: &mut dyn FnMut(&str) -> Result<u64>,
+) -> Outcome {
     let mut lines: Vec<String> = Vec::new();
     let outcome = loop {
         match program.next_line(SILENCE) {
             Ok(Some(line)) if line.starts_with('@') => {
-                if let Err(error) = view.answer(&line).and_then(|answer| program.say(&answer)) {
+                let answer = match line.strip_prefix("@wait ") {
+                    Some(what) => act(what).map(|number| number.to_string()),
+                    None => view.answer(&line),
+                };
+                if let Err(error) = answer.and_then(|answer| program.say(&answer)) {
                     break Err(error);
                 }
             }
@@ -41,19 +79,31 @@ pub fn listen(mut program: Box<dyn Talk>, view: &mut GpuView) -> Result<Vec<Stri
             Err(error) => break Err(error),
         }
     };
-    outcome.with_context(|| format!("after these lines:\n{}", tail(&lines)))?;
-    Ok(lines)
-}
-
-fn tail(lines: &[String]) -> String {
-    lines.get(lines.len().saturating_sub(20)..).unwrap_or_default().join("\n")
+    Outcome { lines, error: outcome.err() }
 }
 
 /// Compares two outputs.
 ///
 /// # Errors
-/// Lines that differ and are no exception, an exception that did not occur, or outputs of different lengths.
-pub fn compare(native: &[String], ours: &[String], exceptions: &[Exception]) -> Result<()> {
+/// A program that failed, lines that differ and are no exception, or an exception that did not occur.
+pub fn compare(native: &Outcome, ours: &Outcome, exceptions: &[Exception]) -> Result<()> {
+    if let Some(error) = &native.error {
+        bail!("natively after {} lines: {error:#}\n{}", native.lines.len(), tail(&native.lines));
+    }
+    let compared = compare_lines(&native.lines, &ours.lines, exceptions);
+    match &ours.error {
+        Some(error) => {
+            bail!("ours after {} lines: {error:#}\n{}\n{compared:?}", ours.lines.len(), tail(&ours.lines))
+        }
+        None => compared,
+    }
+}
+
+fn tail(lines: &[String]) -> String {
+    lines.get(lines.len().saturating_sub(5)..).unwrap_or_default().join("\n")
+}
+
+fn compare_lines(native: &[String], ours: &[String], exceptions: &[Exception]) -> Result<()> {
     let mut used = vec![0_usize; exceptions.len()];
     let (mut section, mut heading) = ("", "");
     let mut differ = Vec::new();
@@ -106,15 +156,15 @@ mod tests {
     fn only_what_is_excepted_may_differ() {
         let native = lines("= a\none = 1\ntwo = 2\n= b\none = 1");
         let exception = Exception { section: "a", native: "one = 1", ours: "one = 3", why: "a test" };
-        compare(&native, &native, &[]).unwrap();
+        compare_lines(&native, &native, &[]).unwrap();
         let ours = lines("= a\none = 3\ntwo = 2\n= b\none = 1");
-        compare(&native, &ours, &[exception]).unwrap();
-        assert!(compare(&native, &ours, &[]).is_err());
+        compare_lines(&native, &ours, &[exception]).unwrap();
+        assert!(compare_lines(&native, &ours, &[]).is_err());
         // Not in another section, not with another result.
-        assert!(compare(&native, &lines("= a\none = 3\ntwo = 2\n= b\none = 3"), &[exception]).is_err());
-        assert!(compare(&native, &lines("= a\none = 4\ntwo = 2\n= b\none = 1"), &[exception]).is_err());
+        assert!(compare_lines(&native, &lines("= a\none = 3\ntwo = 2\n= b\none = 3"), &[exception]).is_err());
+        assert!(compare_lines(&native, &lines("= a\none = 4\ntwo = 2\n= b\none = 1"), &[exception]).is_err());
         // An exception that is not needed any more is one too many.
-        assert!(compare(&native, &native, &[exception]).is_err());
-        assert!(compare(&native, &native[..3], &[]).is_err());
+        assert!(compare_lines(&native, &native, &[exception]).is_err());
+        assert!(compare_lines(&native, &native[..3], &[]).is_err());
     }
 }

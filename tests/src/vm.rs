@@ -11,6 +11,10 @@ use crate::accel::Accel;
 use crate::artifacts::Artifacts;
 use crate::guest::Guest;
 use crate::process::{Keeper, tail};
+use crate::qmp::Qmp;
+
+/// The socket of QEMU's monitor, in the machine's directory.
+const MONITOR: &str = "monitor";
 
 /// Describes a virtual machine; [`VmBuilder::boot`] starts it.
 #[derive(Debug)]
@@ -18,6 +22,7 @@ pub struct VmBuilder {
     artifacts: Artifacts,
     overlay: Archive,
     memory_mib: u32,
+    memory_slots: Option<u32>,
     cpus: u32,
     limit: Duration,
     accel: Option<Accel>,
@@ -37,6 +42,7 @@ impl VmBuilder {
             artifacts: artifacts.clone(),
             overlay: artifacts.overlay()?,
             memory_mib: 1024,
+            memory_slots: None,
             cpus: 2,
             limit: Duration::from_secs(300),
             accel: None,
@@ -55,6 +61,12 @@ impl VmBuilder {
     /// Memory in MiB.
     pub fn memory_mib(mut self, memory: u32) -> Self {
         self.memory_mib = memory;
+        self
+    }
+
+    /// Lets memory be plugged in while the machine runs, up to `most` MiB in all: see [`Vm::monitor`].
+    pub fn memory_slots(mut self, most: u32) -> Self {
+        self.memory_slots = Some(most);
         self
     }
 
@@ -125,7 +137,8 @@ impl VmBuilder {
         let mut command = qemu.command();
         command.args(accel.arguments());
         command.args(["-M", "q35,memory-backend=memory", "-smp"]).arg(self.cpus.to_string());
-        command.args(["-m", &format!("{}M", self.memory_mib), "-object"]);
+        let slots = self.memory_slots.map(|most| format!(",slots=4,maxmem={most}M")).unwrap_or_default();
+        command.args(["-m", &format!("{}M{slots}", self.memory_mib), "-object"]);
         command.arg(format!("memory-backend-memfd,id=memory,size={}M,share=on", self.memory_mib));
         command.arg("-kernel").arg(image.kernel()).arg("-initrd").arg(&initrd);
         let mut parameters = format!("console=ttyS0 panic=-1 kfd.modules={}", self.modules.join(","));
@@ -145,6 +158,7 @@ impl VmBuilder {
                 "vhost-user-test-device-pci,chardev=gpu,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20",
             ]);
         }
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", place(MONITOR).display()));
         command.args(&self.arguments);
 
         let log = place("qemu.log");
@@ -188,6 +202,14 @@ impl Vm {
     /// What QEMU itself printed so far.
     pub fn qemu_log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// QEMU's monitor. It serves one connection at a time.
+    ///
+    /// # Errors
+    /// QEMU does not answer.
+    pub fn monitor(&self) -> Result<Qmp> {
+        Qmp::connect(&self.directory.path().join(MONITOR))
     }
 
     /// Process id of QEMU.

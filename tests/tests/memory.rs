@@ -1,0 +1,117 @@
+//! The memory conformance suite in loop-back: see [`virtio_kfd_tests::conformance`].
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::conformance::{
+    EXCEPTIONS, NOT_REGISTERED, REGISTER, SECTIONS, SET, compile, from_heading, loopback, native, wanted,
+};
+use virtio_kfd_tests::transcript::compare;
+use virtio_kfd_tests::{Artifacts, Daemon, need};
+
+/// The artifacts, if all that these tests need is there.
+fn parts() -> anyhow::Result<Artifacts> {
+    let artifacts = Artifacts::find()?;
+    artifacts.packages(SET)?;
+    artifacts.thunk()?;
+    artifacts.program("vhost-user-kfd")?;
+    artifacts.program("libkfd_model_preload.so")?;
+    Ok(artifacts)
+}
+
+#[track_caller]
+fn same(profile: &str, sections: &[&str]) {
+    let artifacts = need!(parts());
+    let program = compile(&artifacts.packages(SET).unwrap(), Place::Host).unwrap();
+    let daemon = Daemon::start_watched(&artifacts, &format!("model:{profile}"), &[]).unwrap();
+    let mut failed = Vec::new();
+    for section in sections.iter().filter(|section| wanted(section)) {
+        let begin = Instant::now();
+        let native = native(&artifacts, &program, profile, section).unwrap();
+        let took = begin.elapsed();
+        let ours = loopback(&artifacts, &program, &daemon, section, &[REGISTER]).unwrap();
+        let lines = native.lines.len();
+        println!(
+            "{profile} {section}: {lines} lines, natively {took:?}, in loop-back {:?}",
+            begin.elapsed() - took
+        );
+        if let Err(error) = compare(&native, &ours, EXCEPTIONS) {
+            failed.push(format!("{profile}, {section}: {error:#}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}\n{}", failed.join("\n"), daemon.report());
+}
+
+/// What a section prints in loop-back, which must come to a good end.
+#[track_caller]
+fn lines(artifacts: &Artifacts, arguments: &[&str], section: &str) -> Vec<String> {
+    let program = compile(&artifacts.packages(SET).unwrap(), Place::Host).unwrap();
+    let daemon = Daemon::start_watched(artifacts, "model:gfx906", arguments).unwrap();
+    let outcome = loopback(artifacts, &program, &daemon, section, &[]).unwrap();
+    let text = outcome.lines.join("\n");
+    assert!(outcome.error.is_none(), "{:?} after:\n{text}\n{}", outcome.error, daemon.report());
+    outcome.lines
+}
+
+#[test]
+fn memory_is_as_natively_with_one_gpu() {
+    same("gfx906", SECTIONS);
+}
+
+/// Up to 8 GiB, of which only some pages are touched.
+#[test]
+fn large_memory_is_as_natively() {
+    same("gfx906", &["data-large"]);
+}
+
+#[test]
+fn memory_is_as_natively_with_two_gpus() {
+    same("gfx906x2", SECTIONS);
+}
+
+#[test]
+fn memory_is_as_natively_with_a_gpu_of_another_family() {
+    same("gfx1030", SECTIONS);
+}
+
+/// Case C10: user memory is not bounded by VRAM. The profile has 256 MiB of it.
+#[test]
+fn more_memory_than_vram_is_registered_as_natively() {
+    let directory = tempfile::tempdir().unwrap();
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let text = std::fs::read_to_string(package.join("../host-vhost/kfd-model/profiles/gfx906.toml")).unwrap();
+    let small = text
+        .replace("vram_mib = 16368", "vram_mib = 256")
+        .replace("visible_mib = 16368", "visible_mib = 256");
+    assert_eq!(small.matches("_mib = 256").count(), 2, "the profile has changed:\n{small}");
+    let profile = directory.path().join("small.toml");
+    std::fs::write(&profile, small).unwrap();
+    same(profile.to_str().unwrap(), &["beyond-vram"]);
+}
+
+/// The calls that differ by default, without the opt-in.
+#[test]
+fn registration_is_refused_by_default() {
+    let artifacts = need!(parts());
+    let found = lines(&artifacts, &[], "register-default");
+    assert_eq!(from_heading(&found), NOT_REGISTERED);
+}
+
+/// Case C62: a window of 64 MiB before 16 GiB of VRAM.
+#[test]
+fn a_small_window_is_exhausted_and_serves_again() {
+    let artifacts = need!(parts());
+    let found = lines(&artifacts, &["--shmem-size", "64M"], "window");
+    let expected = [
+        "== a small window",
+        "1 MiB each until NO_MEMORY; at least 32: yes",
+        "memory that needs no window = SUCCESS",
+        "one of 32 MiB = SUCCESS",
+        "20 rounds",
+        "close = SUCCESS",
+    ];
+    assert_eq!(from_heading(&found), expected);
+}
