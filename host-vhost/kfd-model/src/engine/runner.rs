@@ -140,22 +140,48 @@ impl Engines {
         processor: Box<dyn Processor>,
         doorbell: Arc<dyn Doorbell>,
     ) -> io::Result<Queue> {
+        self.insert(gpu, processor, doorbell, false)
+    }
+
+    /// The same for a queue that does nothing before [`Queue::resume`].
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn add_paused(
+        &self,
+        gpu: Gpu,
+        processor: Box<dyn Processor>,
+        doorbell: Arc<dyn Doorbell>,
+    ) -> io::Result<Queue> {
+        self.insert(gpu, processor, doorbell, true)
+    }
+
+    fn insert(
+        &self,
+        gpu: Gpu,
+        processor: Box<dyn Processor>,
+        doorbell: Arc<dyn Doorbell>,
+        paused: bool,
+    ) -> io::Result<Queue> {
         let mut registry = lock(&self.shared.registry);
         registry.made = registry.made.wrapping_add(1);
         let inner = Arc::new(Inner::new(registry.made, gpu, processor, doorbell));
-        // There may be work already: packets that were there before the queue.
-        inner.wake(&self.shared)?;
-        if !registry.watched
-            && let Err(error) = watch::start(&self.shared)
-        {
-            drop(registry);
-            drop(Queue::new(inner, self.shared.clone()));
-            return Err(error);
+        let queue = Queue::new(inner.clone(), self.shared.clone());
+        if paused {
+            queue.pause();
         }
-        registry.watched = true;
-        registry.queues.push(inner.clone());
+        // There may be work already: packets that were there before the queue.
+        let started = inner.wake(&self.shared).and_then(|()| match registry.watched {
+            true => Ok(()),
+            false => watch::start(&self.shared),
+        });
+        if started.is_ok() {
+            registry.watched = true;
+            registry.queues.push(inner);
+        }
+        // The end of a queue looks into the registry.
         drop(registry);
-        Ok(Queue::new(inner, self.shared.clone()))
+        started.map(|()| queue)
     }
 
     /// Looks at all doorbells now: for whoever writes one and knows it.

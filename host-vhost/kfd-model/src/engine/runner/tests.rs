@@ -122,6 +122,19 @@ fn a_paused_queue_does_nothing_until_it_is_resumed() {
 }
 
 #[test]
+fn a_queue_can_be_added_without_running() {
+    let engines = short();
+    let counter = Counter::default();
+    let (steps, done) = (counter.steps.clone(), counter.done.clone());
+    let queue = engines.add_paused(gpu(FakeMemory::new(DATA, 8)), Box::new(counter), Arc::new(|| 3)).unwrap();
+    engines.rang();
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(steps.load(Ordering::Relaxed), 0);
+    queue.resume().unwrap();
+    until(|| done.load(Ordering::Relaxed) == 3);
+}
+
+#[test]
 fn pausing_in_the_middle_of_work_takes_hold_at_once() {
     let engines = short();
     let queue = counted(&engines);
