@@ -86,6 +86,9 @@ pub const EXCEPTIONS_OF_GUESTS: &[Exception] = &[Exception {
     why: "adopted memory is a map of the guest's driver, whose pages cannot be given back; the data stay",
 }];
 
+/// The environment variable by which the model's processes are of one machine; see docs/model.md.
+const MACHINE_VARIABLE: &str = "VIRTIO_KFD_MODEL_MACHINE";
+
 /// How long a section may take.
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -120,7 +123,8 @@ pub fn compile(root: &Path, place: Place) -> Result<CProgram> {
 pub fn native(artifacts: &Artifacts, program: &CProgram, profile: &str, section: &str) -> Result<Outcome> {
     let gpus = tempfile::tempdir()?;
     let mut command = program.command(&Under::model(artifacts, profile)?);
-    command.arg(section).env(DEBUG_VARIABLE, gpus.path());
+    // Processes of one machine: what one takes, another has not.
+    command.arg(section).env(DEBUG_VARIABLE, gpus.path()).env(MACHINE_VARIABLE, gpus.path().join("machine"));
     let outcome = listen(Box::new(OnHost::start(command, LIMIT)?), &mut GpuView::new(gpus.path()));
     outcome.keep(TRANSCRIPTS_VARIABLE, &format!("{}.{section}.native", profile.replace('/', "_")));
     Ok(outcome)

@@ -1,5 +1,6 @@
-// rounds COUNT THREADS: allocates, maps, writes, unmaps and frees memory of mixed sizes and kinds, COUNT times in all, from
-// THREADS threads at once; then tells what the process and the GPU have less than before.
+// rounds COUNT THREADS [beside]: allocates, maps, writes, unmaps and frees memory of mixed sizes and kinds, COUNT times in all, from
+// THREADS threads at once; then tells what the process and the GPU have less than before. Beside others of its kind the
+// GPU's memory tells nothing: with no rounds it only tells how much there is.
 #include "kmt.h"
 
 #include <dirent.h>
@@ -110,7 +111,7 @@ static HSAuint64 available(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 3)
+    if (count < 3)
         return 2;
     unsigned total = atoi(arguments[1]), threads = atoi(arguments[2]);
     if (threads == 0 || threads > 64)
@@ -119,6 +120,10 @@ int main(int count, char **arguments) {
     mallopt(M_ARENA_MAX, 1);
     gpu = (HSAuint32)start();
     HSAuint64 before = available();
+    if (!total) {
+        printf("VRAM: %llu MiB\n", (unsigned long long)before >> 20);
+        return 0;
+    }
     rounds(threads * 4, threads);
     // Whoever asks gets it exactly: what is only held back for the next allocations goes first.
     available();
@@ -133,7 +138,8 @@ int main(int count, char **arguments) {
     printf("maps: %s\n", more > 16 ? "many more" : "as before");
     if (more > 16)
         printf("maps: %+d\n", more);
-    printf("VRAM: %lld MiB less\n", ((long long)before - (long long)after) >> 20);
+    if (count == 3)
+        printf("VRAM: %lld MiB less\n", ((long long)before - (long long)after) >> 20);
     say("close", hsaKmtCloseKFD());
     return 0;
 }

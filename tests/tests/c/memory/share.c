@@ -225,6 +225,9 @@ static void accounts(void) {
     int channel;
     pid_t child = start_child(&channel);
     struct order order = {.what = AVAILABLE};
+    HSAuint64 ignored;
+    // What this process holds back for its next allocations goes when it asks.
+    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
     ask_child(channel, &order, -1);
     char *a = quiet_alloc(machine.gpu[0], 64 * MIB, DEVICE);
     order.what = LOWER;
@@ -232,7 +235,9 @@ static void accounts(void) {
     char *b = quiet_alloc(machine.gpu[0], 32 * MIB, VISIBLE);
     ask_child(channel, &order, -1);
     quiet_free(a, 64 * MIB);
+    ask_child(channel, &order, -1);
     quiet_free(b, 32 * MIB);
+    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
     ask_child(channel, &order, -1);
     end_child(child, channel);
     HSAuint64 before = 0, after = 0;
