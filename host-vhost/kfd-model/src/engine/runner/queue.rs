@@ -267,14 +267,15 @@ impl Inner {
             if start.elapsed() >= time {
                 return false;
             }
-            std::thread::yield_now();
+            // Not yielding: on a busy machine that costs whole time slices, and sleeping does not.
+            core::hint::spin_loop();
         }
     }
 
     /// Pauses before the memory is looked at again, after `waited` without success.
     fn wait_for_memory(&self, shared: &Shared, waited: Duration) {
         if waited < shared.patience.spin {
-            std::thread::yield_now();
+            core::hint::spin_loop();
             return;
         }
         self.waiting.store(true, Ordering::Release);
