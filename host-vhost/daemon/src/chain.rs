@@ -112,6 +112,15 @@ pub struct Input<'a> {
     remaining: u64,
 }
 
+#[cfg(test)]
+impl<'a> Input<'a> {
+    /// The first `len` bytes of memory.
+    pub(crate) fn first(ram: &'a Ram, len: u32) -> Self {
+        let parts = vec![Part { address: GuestAddress(0), len }];
+        Input { ram, parts, next: 0, skip: 0, remaining: len.into() }
+    }
+}
+
 impl Input<'_> {
     /// Bytes not read yet.
     pub fn remaining(&self) -> u64 {

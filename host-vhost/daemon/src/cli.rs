@@ -52,6 +52,15 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value_t = DEFAULT_WINDOW)]
     pub shmem_size: u64,
 
+    /// Listen for a second device at PATH: a virtio-fs device with the tag `virtio-kfd`, through whose files guest
+    /// processes get memory of the host that their kernel treats as ordinary pages (docs/operating.md).
+    #[arg(long, value_name = "PATH", requires_all = ["memory_size", "socket"])]
+    pub memory_socket: Option<PathBuf>,
+
+    /// Most memory of the host that the guest gets through --memory-socket, over all guest processes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory_socket")]
+    pub memory_size: Option<u64>,
+
     /// Most guest processes that use GPUs at a time. Each has a process on the host.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_CONTEXTS, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_contexts: u32,

@@ -34,6 +34,8 @@ pub struct DeviceConfig {
     pub window: u64,
     /// Most contexts at a time.
     pub max_contexts: u32,
+    /// Bytes of the pool, if there is one.
+    pub pool: Option<u64>,
     /// Log filter.
     pub log: String,
 }

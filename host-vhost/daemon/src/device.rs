@@ -2,6 +2,7 @@
 //! connection reaches the next.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
@@ -17,12 +18,16 @@ use vmm_sys_util::epoll::EventSet;
 
 use crate::chain::Ram;
 use crate::config::DeviceConfig;
+use crate::pool::{MemoryDevice, Pool};
 use crate::session::Session;
 use crate::spawn::take_inherited;
 use crate::vhost::{Device, SESSION_EVENT};
 
 /// Descriptor of the listening socket in the device process.
 pub const SOCKET_FD: i32 = IPC_FD.wrapping_add(1);
+
+/// Descriptor of the memory device's listening socket, if there is one.
+const MEMORY_SOCKET_FD: i32 = SOCKET_FD.wrapping_add(1);
 
 /// Exit status of a device process whose VMM never had a driver that could use the device.
 pub const UNUSABLE: u8 = 3;
@@ -75,6 +80,13 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
     let supervisor = Channel::from(take_inherited(IPC_FD).map_err(system("the supervisor's channel"))?);
     let socket = take_inherited(SOCKET_FD).map_err(system("the listening socket"))?;
     let mut listener = Listener::from(UnixListener::from(socket));
+    let memory = match config.pool {
+        Some(size) => {
+            let pool = Arc::new(Pool::new(size).map_err(system("the pool"))?);
+            Some((pool, take_inherited(MEMORY_SOCKET_FD).map_err(system("the memory device's socket"))?))
+        }
+        None => None,
+    };
     let slots = (config.max_contexts as usize).saturating_add(1);
     let ledger = Ledger::create(slots).map_err(|error| system("the ledger")(io::Error::other(error)))?;
     // Before there are other threads, which Landlock and the capability sets would not reach.
@@ -83,8 +95,15 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
 
     let backend = Arc::new(Mutex::new(None));
     let window = config.window;
-    let session = Session::new(config, supervisor, backend.clone(), ledger).map_err(system("the session"))?;
+    let mut session =
+        Session::new(config, supervisor, backend.clone(), ledger).map_err(system("the session"))?;
+    if let Some((pool, _)) = &memory {
+        session.set_pool(pool.clone());
+    }
     let device = Arc::new(Device::new(session, backend, window));
+    if let Some((pool, socket)) = memory {
+        serve_memory(pool, device.clone(), socket)?;
+    }
     let memory = GuestMemoryAtomic::new(Ram::new());
     let mut daemon =
         VhostUserDaemon::new("vhost-user".into(), device.clone(), memory).map_err(DeviceError::Daemon)?;
@@ -112,6 +131,25 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
         }
         Err(error) => Err(DeviceError::Daemon(error)),
     }
+}
+
+/// Serves the memory device on threads of its own, for as long as this process lives.
+fn serve_memory(pool: Arc<Pool>, device: Arc<Device>, socket: OwnedFd) -> Result<(), DeviceError> {
+    let memory = Arc::new(MemoryDevice::new(pool, device).map_err(system("the memory device"))?);
+    let mut listener = Listener::from(UnixListener::from(socket));
+    let mut daemon = VhostUserDaemon::new("memory".into(), memory, GuestMemoryAtomic::new(Ram::new()))
+        .map_err(DeviceError::Daemon)?;
+    let serve = move || {
+        let served = daemon.start(&mut listener).and_then(|()| {
+            tracing::info!("the VMM has connected to the memory device");
+            daemon.wait()
+        });
+        tracing::debug!("the memory device's connection is over: {served:?}");
+        // As for the other device.
+        std::mem::forget(daemon);
+    };
+    std::thread::Builder::new().name("memory".into()).spawn(serve).map_err(system("a thread"))?;
+    Ok(())
 }
 
 /// Blobs of host memory, workers and regions of guest memory each hold a descriptor.

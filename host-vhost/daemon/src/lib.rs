@@ -5,7 +5,8 @@
 //! thrown away with it. A **worker** (`kfd-worker`, another program) holds `/dev/kfd` for one context of the guest.
 //!
 //! In the device, in the order in which data flows: [`vhost`] (the vhost-user back-end), [`chain`] (descriptor
-//! chains), [`command`] (virtio-gpu), [`session`] (contexts, blobs, frames), [`mapper`] (what is asked of the VMM).
+//! chains), [`command`] (virtio-gpu), [`session`] (contexts, blobs, frames), [`mapper`] (what is asked of the VMM). Beside it [`pool`], the
+//! virtio-fs device of `--memory-socket`.
 
 #![deny(clippy::arithmetic_side_effects)]
 
@@ -17,6 +18,7 @@ pub mod config;
 pub mod device;
 pub mod mapper;
 pub mod memory;
+pub mod pool;
 pub mod rate;
 mod relay;
 pub mod session;

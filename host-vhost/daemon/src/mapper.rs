@@ -110,8 +110,8 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// Starts the thread. `regions` is kept up to date by who hears of the VMM's memory table.
-    pub fn start(backend: SharedBackend, regions: Arc<OwnRegions>) -> std::io::Result<Self> {
+    /// Starts the thread, for the window with this id. `regions` is kept up to date by who hears of the VMM's memory table.
+    pub fn start(backend: SharedBackend, regions: Arc<OwnRegions>, window: u8) -> std::io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let (jobs, next_job) = channel();
         let (report, outcomes) = channel();
@@ -119,7 +119,7 @@ impl Mapper {
         std::thread::Builder::new().name("mapper".into()).spawn(move || {
             let mut comes_back = None;
             for job in next_job {
-                if report.send(run(&backend, &regions, &mut comes_back, job)).is_err() {
+                if report.send(run(&backend, &regions, window, &mut comes_back, job)).is_err() {
                     break;
                 }
                 // Fails only when the counter is at its end, and then the reader has a wake-up to come.
@@ -148,11 +148,17 @@ impl Mapper {
     }
 }
 
-fn run(backend: &SharedBackend, regions: &OwnRegions, comes_back: &mut Option<bool>, job: Job) -> Outcome {
+fn run(
+    backend: &SharedBackend,
+    regions: &OwnRegions,
+    window: u8,
+    comes_back: &mut Option<bool>,
+    job: Job,
+) -> Outcome {
     let (Job::Map { id, .. } | Job::Unmap { id, .. }) = &job;
     let (id, is_map) = (*id, matches!(job, Job::Map { .. }));
     let before = regions.count(id);
-    let outcome = ask(backend, job);
+    let outcome = ask(backend, window, job);
     if outcome.result.is_err() {
         return outcome;
     }
@@ -166,7 +172,7 @@ fn run(backend: &SharedBackend, regions: &OwnRegions, comes_back: &mut Option<bo
     outcome
 }
 
-fn ask(backend: &SharedBackend, job: Job) -> Outcome {
+fn ask(backend: &SharedBackend, window: u8, job: Job) -> Outcome {
     // Cloned, so that the lock is not held while the VMM is asked.
     let channel = backend.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (job, result) = match (channel, job) {
@@ -174,19 +180,25 @@ fn ask(backend: &SharedBackend, job: Job) -> Outcome {
             (job, Err("the VMM has given no channel for requests".to_owned()))
         }
         (Some(channel), Job::Map { job, file, file_offset, offset, len, .. }) => {
-            let request = request(file_offset, offset, len, VhostUserMMapFlags::WRITABLE);
+            let request = request(window, file_offset, offset, len, VhostUserMMapFlags::WRITABLE);
             (job, channel.shmem_map(&request, &*file).map_err(|error| error.to_string()))
         }
         (Some(channel), Job::Unmap { job, offset, len, .. }) => {
-            let request = request(0, offset, len, VhostUserMMapFlags::empty());
+            let request = request(window, 0, offset, len, VhostUserMMapFlags::empty());
             (job, channel.shmem_unmap(&request).map_err(|error| error.to_string()))
         }
     };
     Outcome { job, result: result.map(|_| ()) }
 }
 
-fn request(fd_offset: u64, shm_offset: u64, len: u64, flags: VhostUserMMapFlags) -> VhostUserMMap {
-    VhostUserMMap { shmid: WINDOW_ID, padding: [0; 7], fd_offset, shm_offset, len, flags: flags.bits() }
+fn request(
+    window: u8,
+    fd_offset: u64,
+    shm_offset: u64,
+    len: u64,
+    flags: VhostUserMMapFlags,
+) -> VhostUserMMap {
+    VhostUserMMap { shmid: window, padding: [0; 7], fd_offset, shm_offset, len, flags: flags.bits() }
 }
 
 #[cfg(test)]

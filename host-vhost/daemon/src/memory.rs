@@ -70,6 +70,13 @@ pub struct Region {
     identity: Identity,
 }
 
+impl Region {
+    /// Whether it is memory of this file.
+    pub fn is(&self, file: FileId) -> bool {
+        self.identity.file == file
+    }
+}
+
 /// What an update of the table changed.
 #[derive(Debug, Default)]
 pub struct Change {

@@ -136,6 +136,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
         (None, Some(number)) => Socket::inherit(number)?,
         (None, None) => return Err(SocketError::None.into()),
     };
+    let memory = args.memory_socket.as_deref().map(Socket::bind).transpose()?;
     // After the bind, since a socket may lie where only root's capabilities reach.
     let sandbox = kfd_sandbox::enter(Role::Supervisor)?;
     tracing::debug!("supervisor: {sandbox}");
@@ -150,6 +151,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
         },
         window: args.shmem_size,
         max_contexts: args.max_contexts,
+        pool: memory.as_ref().and(args.memory_size),
         log: args.log.clone(),
     };
     let mut workers = Workers::new(program, args.max_contexts as usize);
@@ -161,7 +163,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     }
     let config = serde_json::to_string(&config)
         .map_err(|error| SupervisorError::System { what: "configuration", error: error.into() })?;
-    let mut supervisor = Supervisor { signals, socket, workers, config };
+    let mut supervisor = Supervisor { signals, socket, memory, workers, config };
     let once = args.once || supervisor.socket.is_connected();
     let ended = supervisor.serve(once);
     supervisor.workers.end_all();
@@ -280,6 +282,7 @@ fn wait_for(workers: &mut Workers, worker: u64) -> String {
 struct Supervisor {
     signals: SignalFd,
     socket: Socket,
+    memory: Option<Socket>,
     workers: Workers,
     config: String,
 }
@@ -337,8 +340,10 @@ impl Supervisor {
         let program = std::env::current_exe().map_err(system("the path of this program"))?;
         let mut command = Command::new(program);
         command.arg("--device-process").arg(&self.config).env_clear();
-        let mut device = spawn(command, &[theirs.as_fd(), self.socket.as_fd()])
-            .map_err(system("the device process cannot be started"))?;
+        let mut descriptors = vec![theirs.as_fd(), self.socket.as_fd()];
+        descriptors.extend(self.memory.as_ref().map(AsFd::as_fd));
+        let mut device =
+            spawn(command, &descriptors).map_err(system("the device process cannot be started"))?;
         drop(theirs);
         let ended = self.attend(&mut device, &mut link);
         if !matches!(ended, Ok(Ended::Device(_))) {
@@ -464,6 +469,7 @@ mod tests {
         let mut supervisor = Supervisor {
             signals: SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_CLOEXEC).unwrap(),
             socket: Socket::bind(&directory.path().join("s")).unwrap(),
+            memory: None,
             workers: Workers::new(program, 8),
             config: String::new(),
         };

@@ -3,23 +3,25 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures};
 use vhost::vhost_user::{Backend, GpuBackend};
 use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_kfd_protocol::ShareToken;
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 use vmm_sys_util::epoll::EventSet;
 use zerocopy::IntoBytes;
 
-use crate::budget::STOP;
+use crate::budget::{STOP, WORKER_REPLY, WORKER_START};
 use crate::chain::{self, Output, Ram};
 use crate::command::{self, Config};
 use crate::guest_warn;
 use crate::mapper::{SharedBackend, WINDOW_ID};
+use crate::pool::Reclaim;
 use crate::session::Session;
 
 /// Control and cursor queue.
@@ -34,6 +36,12 @@ pub const SESSION_EVENT: u64 = 3;
 
 /// Longest queue: crosvm asks for as many unless told otherwise, and gives up on less.
 const MAX_QUEUE_SIZE: usize = 32 * 1024;
+
+/// How long workers may take to give memory of the pool back: as long as they may take for anything, and to end.
+const RECLAIM: Duration = WORKER_START.saturating_add(WORKER_REPLY).saturating_add(STOP);
+
+/// How often the end of that is looked for at least.
+const RECLAIM_LOOK: Duration = Duration::from_millis(20);
 
 /// Chains between two looks at what the workers say.
 const COMMANDS_PER_TURN: usize = 64;
@@ -220,6 +228,22 @@ impl Device {
         state.session.finish_stop();
         state.flush();
         state.control = None;
+    }
+}
+
+impl Reclaim for Device {
+    fn reclaim(&self, name: ShareToken) -> bool {
+        let deadline = Instant::now().checked_add(RECLAIM);
+        let mut state = self.lock();
+        let reclaiming = state.session.begin_reclaim(name);
+        while !state.session.is_reclaimed(&reclaiming) {
+            if deadline.is_none_or(|deadline| Instant::now() >= deadline) {
+                return false;
+            }
+            // The queue's thread hears from workers and supervisor meanwhile.
+            state = self.changed.wait_timeout(state, RECLAIM_LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 }
 

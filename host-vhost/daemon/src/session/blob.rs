@@ -19,7 +19,7 @@ use crate::memory::{MemoryError, PlacedRun, RunList};
 const ENTRIES_AT_A_TIME: usize = 512;
 
 /// A worker that never runs: they count from 1.
-const NOBODY: u64 = 0;
+pub(super) const NOBODY: u64 = 0;
 
 /// A blob.
 #[derive(Debug)]
@@ -371,6 +371,12 @@ impl Session {
             return refuse(Response::InvalidResource, format_args!("there is no resource {resource}"));
         };
         if entry.leaving {
+            if operation == Operation::Unref
+                && let Some(waiting @ None) = self.reclaiming.get_mut(&resource)
+            {
+                *waiting = Some(token);
+                return Ok(Step::Pending);
+            }
             return refuse(Response::InvalidResource, format_args!("resource {resource} is given up"));
         }
         match (&mut entry.kind, operation) {
@@ -420,7 +426,7 @@ impl Session {
 
     /// Takes guest memory back from all workers that have it. The command is done when nothing of the host touches it
     /// any more.
-    fn take_back(&mut self, resource: u32, holders: &[u64], token: Token) {
+    pub(super) fn take_back(&mut self, resource: u32, holders: &[u64], token: Token) {
         let mut awaited = 0usize;
         for holder in holders {
             match self.workers.get_mut(holder) {
@@ -456,9 +462,10 @@ impl Session {
     pub(super) fn release(&mut self, resource: u32, token: Token) {
         self.forget(resource);
         self.commands.finish(token, Response::Ok);
+        self.leave_number(resource);
     }
 
-    fn forget(&mut self, resource: u32) {
+    pub(super) fn forget(&mut self, resource: u32) {
         let Some(entry) = self.resources.remove(&resource) else { return };
         let runs = entry.runs();
         for holder in entry.holders() {

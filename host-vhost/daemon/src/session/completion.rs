@@ -14,6 +14,11 @@ use crate::command::{Command, FLAG_FENCE, FLAG_RING_IDX, Header, Response};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(u64);
 
+impl Token {
+    /// No command: finishing it does nothing.
+    pub(super) const NONE: Token = Token(0);
+}
+
 type Timeline = Option<(u32, u8)>;
 
 #[derive(Debug)]

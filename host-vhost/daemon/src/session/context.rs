@@ -427,6 +427,8 @@ impl Session {
         self.resources.clear();
         self.shares.clear();
         self.forget_orphans();
+        self.pooled.clear();
+        self.reclaiming.clear();
         self.leave_window();
         self.stopping = false;
         self.stopped = true;
@@ -459,6 +461,7 @@ mod tests {
             guest_memory_limit: Default::default(),
             window: 0,
             max_contexts: 2,
+            pool: None,
             log: String::new(),
         };
         let (supervisor, _other_end) = Channel::pair().unwrap();

@@ -89,6 +89,11 @@ impl HostBlob {
 
 impl Session {
     pub(super) fn create_host_blob(&mut self, token: Token, owner: u64, request: CreateBlob) -> Answer {
+        if let Some(name) = ShareToken::from_blob_id(request.blob_id)
+            && self.is_pooled(name)
+        {
+            return self.create_pooled_blob(owner, &request, name);
+        }
         self.check_blob_count(Some(owner))?;
         if request.nr_entries != 0 || !request.size.is_multiple_of(PAGE) {
             return refuse(

@@ -11,6 +11,7 @@ mod frame;
 mod host;
 pub(crate) mod link;
 mod orphan;
+mod pool;
 mod room;
 mod share;
 mod window;
@@ -35,11 +36,13 @@ use crate::chain::{ChainError, Input, Output, Ram};
 use crate::command::{self, Command, Header, Response};
 use crate::config::DeviceConfig;
 use crate::guest_warn;
-use crate::mapper::{Mapper, OwnRegions, SharedBackend};
+use crate::mapper::{Mapper, OwnRegions, SharedBackend, WINDOW_ID};
 use crate::memory::Memory;
+use crate::pool::Pool;
 use crate::rate::LogBudget;
 
 pub use completion::{Commands, Completed, Token};
+pub use pool::Reclaiming;
 
 use blob::Resource;
 use context::{Context, Worker};
@@ -120,6 +123,11 @@ pub struct Session {
     ledger: Ledger,
     ledger_file: Arc<File>,
     orphans: Orphans,
+    pool: Option<Arc<Pool>>,
+    /// Blobs over files of the pool, by name: number, and serial.
+    pooled: HashMap<ShareToken, (u32, u64)>,
+    /// Blobs that the pool takes back, and the guest's own command that gives one up meanwhile.
+    reclaiming: HashMap<u32, Option<Token>>,
     tickets: HashMap<u64, Ticket>,
     window: Window,
     mapper: Mapper,
@@ -156,7 +164,7 @@ impl Session {
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
         let own_regions = Arc::new(OwnRegions::default());
-        let mapper = Mapper::start(backend, own_regions.clone())?;
+        let mapper = Mapper::start(backend, own_regions.clone(), WINDOW_ID)?;
         let mut link = Link::default();
         link.connect(supervisor).map_err(io::Error::other)?;
         let session = Session {
@@ -172,6 +180,9 @@ impl Session {
             ledger,
             ledger_file,
             orphans: Orphans::default(),
+            pool: None,
+            pooled: HashMap::new(),
+            reclaiming: HashMap::new(),
             tickets: HashMap::new(),
             mapper,
             own_regions,

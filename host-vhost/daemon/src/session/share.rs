@@ -85,6 +85,8 @@ impl Session {
         };
         match self.resources.get(&request.resource_id) {
             Some(resource) if resource.is_held_by(context.worker) => Ok(Step::Done(Response::Ok)),
+            // What the pool took back is still a handle for the guest's driver.
+            Some(_) if self.is_abandoned(request.resource_id) => Ok(Step::Done(Response::Ok)),
             _ => refuse(
                 Response::InvalidResource,
                 format_args!("the context does not have resource {}", request.resource_id),

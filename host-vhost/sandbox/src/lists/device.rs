@@ -34,6 +34,11 @@ pub fn device() -> Vec<Rule> {
         rule!(SYS_ppoll, "waits with a time-out"),
         rule!(SYS_fstat, "size of guest memory's file"),
         rule!(SYS_lseek, "size of guest memory's file"),
+        rule!(
+            SYS_fallocate,
+            "zeroing what a guest gives back of the pool",
+            Check::Is(1, (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).cast_unsigned())
+        ),
         rule!(SYS_dup, "copies of descriptors"),
         rule!(SYS_getpid, "identity in messages"),
         fcntl(libc::F_DUPFD_CLOEXEC),
