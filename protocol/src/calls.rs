@@ -317,37 +317,37 @@ calls! {
         answer: WaitEventsAnswer, [WaitEvent; MAX_WAIT_EVENTS];
         ring: Waiting; kfd: [0x0c]; drm: [];
     }
-    /// `AMDKFD_IOC_CREATE_QUEUE`
+    /// `AMDKFD_IOC_CREATE_QUEUE`, and the operator's mask of compute units.
     0x180 queue CreateQueue {
         request: CreateQueueRequest, [u8; 0]; answer: CreateQueueAnswer, [u8; 0];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x02]; drm: [];
     }
     /// `AMDKFD_IOC_DESTROY_QUEUE`
     0x181 queue DestroyQueue {
         request: QueueRequest, [u8; 0]; answer: Nothing, [u8; 0];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x03]; drm: [];
     }
     /// `AMDKFD_IOC_UPDATE_QUEUE`
     0x182 queue UpdateQueue {
         request: UpdateQueueRequest, [u8; 0]; answer: Nothing, [u8; 0];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x07]; drm: [];
     }
     /// `AMDKFD_IOC_SET_CU_MASK`; the tail is the mask, whose bits the operator's mask limits further.
     0x183 queue SetCuMask {
         request: QueueRequest, [u32; MAX_CU_MASK_WORDS]; answer: Nothing, [u8; 0];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x1a]; drm: [];
     }
-    /// `AMDKFD_IOC_GET_QUEUE_WAVE_STATE`; the tail of the answer is the control stack.
+    /// `AMDKFD_IOC_GET_QUEUE_WAVE_STATE`; the tail of the answer is what the kernel wrote to the start of the save area.
     0x184 queue GetQueueWaveState {
         request: QueueRequest, [u8; 0]; answer: QueueWaveStateAnswer, [u8; MAX_CONTROL_STACK_BYTES];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x1b]; drm: [];
     }
     /// `AMDKFD_IOC_ALLOC_QUEUE_GWS`
     0x185 queue AllocQueueGws {
         request: AllocQueueGwsRequest, [u8; 0]; answer: AllocQueueGwsAnswer, [u8; 0];
-        ring: Any; kfd: []; drm: [];
+        ring: Any; kfd: [0x1e]; drm: [];
     }
-    /// Guest memory that stands for a GPU's doorbells, once for each GPU and context.
+    /// Guest memory that stands for a GPU's doorbells, one for each GPU and context at a time.
     0x188 queue DoorbellPage {
         request: DoorbellPageRequest, [u8; 0]; answer: Nothing, [u8; 0];
         ring: Any; kfd: []; drm: [];

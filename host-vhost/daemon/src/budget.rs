@@ -44,6 +44,10 @@ pub const MAX_FRAMES_IN_FLIGHT: usize = virtio_kfd_protocol::limits::MAX_FRAMES_
 /// Buffers of one context.
 pub const MAX_BUFFERS_PER_CONTEXT: u32 = 64 * 1024;
 
+/// Queues of one context, unless the operator says otherwise. The kernel has 1024 for each GPU of a process; each costs it
+/// memory of the host that nothing else counts.
+pub const DEFAULT_MAX_QUEUES_PER_PROCESS: u32 = 256;
+
 /// How long a worker may take to start: KFD opens, the topology is read.
 pub const WORKER_START: Duration = Duration::from_secs(30);
 

@@ -4,8 +4,9 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use clap::Parser;
+use kfd_ipc::worker::CuMask;
 
-use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_WINDOW, PAGE};
+use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_MAX_QUEUES_PER_PROCESS, DEFAULT_WINDOW, PAGE};
 
 /// The vhost-user virtio-gpu device of virtio-kfd: GPU compute for one virtual machine.
 ///
@@ -47,6 +48,19 @@ pub struct Args {
     /// Most guest memory that each guest process gives to GPUs.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub guest_memory_limit_per_process: Option<u64>,
+
+    /// Most queues of the VM, over all its processes and GPUs.
+    #[arg(long, value_name = "N")]
+    pub max_queues: Option<u32>,
+
+    /// Most queues of each guest process.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_QUEUES_PER_PROCESS)]
+    pub max_queues_per_process: u32,
+
+    /// The compute units that the VM's queues may use, as `0-31,40`; with a GPU (`--gpu` has the forms) in front, as `0=0-31`,
+    /// on that one. May be given more than once.
+    #[arg(long = "cu-mask", value_name = "[GPU=]UNITS", value_parser = parse_cu_mask)]
+    pub cu_masks: Vec<CuMask>,
 
     /// Address space in the guest through which its CPUs reach memory of the host; a power of two.
     #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value_t = DEFAULT_WINDOW)]
@@ -125,6 +139,39 @@ fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
+/// Compute units that a mask can name: the kernel drops those beyond.
+const MAX_COMPUTE_UNITS: usize = virtio_kfd_protocol::limits::MAX_CU_MASK_WORDS * u32::BITS as usize;
+
+/// `[GPU=]UNITS`, where UNITS is a list of numbers and ranges.
+fn parse_cu_mask(text: &str) -> Result<CuMask, String> {
+    let (gpu, units) = match text.split_once('=') {
+        Some((gpu, units)) => (Some(gpu.to_owned()), units),
+        None => (None, text),
+    };
+    let wrong = || {
+        format!(
+            "`{units}` are no compute units: expected numbers below {MAX_COMPUTE_UNITS} and ranges of them, as 0-31,40"
+        )
+    };
+    let mut words = Vec::new();
+    for part in units.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.parse::<usize>().ok().filter(|unit| *unit < MAX_COMPUTE_UNITS);
+        let (first, last) =
+            number(first).zip(number(last)).filter(|(first, last)| first <= last).ok_or_else(wrong)?;
+        for unit in first..=last {
+            let (word, bit) = (unit / 32, unit % 32);
+            if words.len() <= word {
+                words.resize(word.saturating_add(1), 0u32);
+            }
+            if let Some(word) = words.get_mut(word) {
+                *word |= 1 << bit;
+            }
+        }
+    }
+    Ok(CuMask { gpu, words })
+}
+
 fn parse_filter(text: &str) -> Result<String, String> {
     match tracing_subscriber::EnvFilter::builder().parse(text) {
         Ok(_) => Ok(text.to_owned()),
@@ -160,6 +207,19 @@ mod tests {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
         assert!(parse_window("3G").is_err());
+    }
+
+    #[test]
+    fn compute_units() {
+        let mask = |gpu: Option<&str>, words: &[u32]| {
+            Ok(CuMask { gpu: gpu.map(str::to_owned), words: words.to_vec() })
+        };
+        assert_eq!(parse_cu_mask("0-31,33"), mask(None, &[u32::MAX, 2]));
+        assert_eq!(parse_cu_mask("0000:03:00.0=4,2"), mask(Some("0000:03:00.0"), &[0x14]));
+        assert_eq!(parse_cu_mask("gpu_id:7=1023").unwrap().words.len(), 32);
+        for wrong in ["", "0=", "1024", "3-2", "0-", "-1", "0x3", "0-1,", "0=1=2"] {
+            assert!(parse_cu_mask(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What the supervisor tells the device process at its start.
 
-use kfd_ipc::worker::Settings;
+use kfd_ipc::worker::{CuMask, Settings};
 use serde::{Deserialize, Serialize};
 
-/// A limit in bytes.
+/// A limit: of memory in bytes, or of a number of things.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     /// Of all contexts together.
@@ -30,6 +30,10 @@ pub struct DeviceConfig {
     pub vram_limit: Limit,
     /// Most bytes of guest memory that is given to GPUs, or no limit.
     pub guest_memory_limit: Limit,
+    /// Most queues.
+    pub queue_limit: Limit,
+    /// The compute units that queues may use.
+    pub cu_masks: Vec<CuMask>,
     /// Bytes of the shared memory window.
     pub window: u64,
     /// Most contexts at a time.
@@ -50,6 +54,13 @@ impl DeviceConfig {
             vm_vram_limit: self.vram_limit.vm,
             vm_guest_memory_limit: self.guest_memory_limit.vm,
             ledger_slot,
+            max_queues: self
+                .queue_limit
+                .process
+                .and_then(|most| u32::try_from(most).ok())
+                .unwrap_or(u32::MAX),
+            vm_max_queues: self.queue_limit.vm,
+            cu_masks: self.cu_masks.clone(),
             max_buffers: crate::budget::MAX_BUFFERS_PER_CONTEXT,
             max_runs: u32::try_from(crate::budget::MAX_RUNS_PER_CONTEXT).unwrap_or(u32::MAX),
             name,

@@ -149,6 +149,11 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
             vm: args.guest_memory_limit,
             process: args.guest_memory_limit_per_process,
         },
+        queue_limit: Limit {
+            vm: args.max_queues.map(u64::from),
+            process: Some(args.max_queues_per_process.into()),
+        },
+        cu_masks: args.cu_masks.clone(),
         window: args.shmem_size,
         max_contexts: args.max_contexts,
         pool: memory.as_ref().and(args.memory_size),

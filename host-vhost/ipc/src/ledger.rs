@@ -20,16 +20,18 @@ use nix::unistd::ftruncate;
 
 use crate::channel::IpcError;
 
-/// What is counted, in bytes.
+/// What is counted: memory in bytes, and queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Memory of GPUs.
     Vram,
     /// Memory of the guest, and of the host's system, that GPUs reach.
     System,
+    /// Queues.
+    Queues,
 }
 
-const KINDS: usize = 2;
+const KINDS: usize = 3;
 const WORD: usize = size_of::<AtomicU64>();
 /// Most slots: contexts of a VM and one for the device.
 const MAX_SLOTS: usize = 64 * 1024;
@@ -102,6 +104,7 @@ impl Ledger {
         let kind = match counted {
             Counted::Vram => 0,
             Counted::System => 1,
+            Counted::Queues => 2,
         };
         self.words().get(slot.checked_mul(KINDS)?.checked_add(kind)?)
     }
@@ -119,9 +122,9 @@ impl Ledger {
     }
 
     /// Says what a slot has.
-    pub fn set(&self, slot: usize, counted: Counted, bytes: u64) {
+    pub fn set(&self, slot: usize, counted: Counted, amount: u64) {
         if let Some(word) = self.word(slot, counted) {
-            word.store(bytes, Ordering::SeqCst);
+            word.store(amount, Ordering::SeqCst);
         }
     }
 
@@ -129,6 +132,7 @@ impl Ledger {
     pub fn clear(&self, slot: usize) {
         self.set(slot, Counted::Vram, 0);
         self.set(slot, Counted::System, 0);
+        self.set(slot, Counted::Queues, 0);
     }
 }
 
@@ -156,11 +160,11 @@ impl Account {
         Account { ledger, slot, counted, limit }
     }
 
-    /// Takes `bytes`, if the limit allows it.
-    pub fn take(&self, bytes: u64) -> bool {
+    /// Takes `more`, if the limit allows it.
+    pub fn take(&self, more: u64) -> bool {
         let own = self.ledger.of(self.slot, self.counted);
-        let Some(more) = own.checked_add(bytes) else { return false };
-        self.ledger.set(self.slot, self.counted, more);
+        let Some(sum) = own.checked_add(more) else { return false };
+        self.ledger.set(self.slot, self.counted, sum);
         let fits = self.ledger.word(self.slot, self.counted).is_some()
             && self.ledger.sum(self.counted) <= self.limit;
         if !fits {
@@ -170,9 +174,9 @@ impl Account {
     }
 
     /// Gives back what was taken.
-    pub fn give(&self, bytes: u64) {
+    pub fn give(&self, less: u64) {
         let own = self.ledger.of(self.slot, self.counted);
-        self.ledger.set(self.slot, self.counted, own.saturating_sub(bytes));
+        self.ledger.set(self.slot, self.counted, own.saturating_sub(less));
     }
 
     /// What the limit leaves.

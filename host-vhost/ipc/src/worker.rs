@@ -19,6 +19,15 @@ pub struct Run {
 /// Most runs in one [`ToWorker::AttachBlob`]; longer lists come in pieces.
 pub const MAX_RUNS_PER_MESSAGE: usize = 4096;
 
+/// Compute units of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CuMask {
+    /// Which GPU, in a form of [`Settings::gpus`]; none for all.
+    pub gpu: Option<String>,
+    /// A bit for each unit, the first one in the lowest bit of the first word, as `AMDKFD_IOC_SET_CU_MASK` has them.
+    pub words: Vec<u32>,
+}
+
 /// What a worker may do, set by the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -35,6 +44,12 @@ pub struct Settings {
     pub vm_guest_memory_limit: Option<u64>,
     /// The slot of the [`crate::ledger::Ledger`] that is this worker's.
     pub ledger_slot: u32,
+    /// Most queues of this context.
+    pub max_queues: u32,
+    /// Most queues of all contexts together, or no limit.
+    pub vm_max_queues: Option<u64>,
+    /// The compute units that queues may use. Where several name a GPU the last one counts.
+    pub cu_masks: Vec<CuMask>,
     /// Most buffers.
     pub max_buffers: u32,
     /// Most runs of guest memory that are mapped in the worker, over all blobs.

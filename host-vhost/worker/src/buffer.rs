@@ -1,6 +1,7 @@
 //! A buffer of the guest, as this worker knows it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -57,6 +58,8 @@ pub struct Buffer {
     pub kfd: Option<KfdHandle>,
     /// The GPU that it was allocated on.
     pub gpu_id: GpuId,
+    /// Its address, and the bytes of addresses from there on; none for a [`Backing::Piece`].
+    pub addresses: Range<u64>,
     /// Bytes of memory. GPUs see an AQL ring twice in a row.
     pub size: u64,
     /// Its memory.
@@ -131,6 +134,7 @@ impl Buffer {
         Buffer {
             kfd,
             gpu_id,
+            addresses: 0..0,
             size,
             backing,
             mapped: BTreeSet::new(),
@@ -139,6 +143,19 @@ impl Buffer {
             shares: Vec::new(),
             uses: 0,
         }
+    }
+
+    /// The same at an address.
+    pub fn at(self, va: u64, bytes: u64) -> Self {
+        Buffer { addresses: va..va.saturating_add(bytes), ..self }
+    }
+
+    /// Whether it may lie at an address of a GPU.
+    pub fn covers(&self, gpu: GpuId, va: u64) -> bool {
+        let in_range = |((id, start), size): (&(u32, u64), &u64)| {
+            *id == gpu.0 && (*start..start.saturating_add(*size)).contains(&va)
+        };
+        self.addresses.contains(&va) || self.ranges.iter().any(in_range)
     }
 
     /// Whether its memory can be mapped into the guest.

@@ -4,6 +4,7 @@ pub mod event;
 pub mod memory;
 pub mod open;
 pub mod process;
+pub mod queue;
 pub mod render;
 pub mod topology;
 

@@ -13,6 +13,8 @@ use virtio_kfd_protocol::{GpuId, ShareToken, Status};
 use crate::archive::Archive;
 use crate::failure::Failure;
 use crate::memory::Memory;
+use crate::pump::Pump;
+use crate::queue::Queues;
 use crate::throttle::Throttle;
 
 /// A GPU that this VM was given.
@@ -22,6 +24,12 @@ pub struct Gpu {
     pub id: GpuId,
     /// Its render node, open.
     pub render: RenderNode,
+    /// `gfx_target_version`: major * 10000 + minor * 100 + stepping.
+    pub gfx: u32,
+    /// Accelerator dies that run a queue together.
+    pub xccs: u32,
+    /// The compute units that queues may use, if the operator has said.
+    pub cu_mask: Option<Vec<u32>>,
 }
 
 /// Where the event slots of a KFD process lie.
@@ -63,6 +71,9 @@ pub struct Context {
     channel: Arc<Channel>,
     memory: Mutex<Memory>,
     events: Mutex<Events>,
+    queues: Mutex<Queues>,
+    /// Passes the guest's doorbells on.
+    pub pump: Pump,
     agreed: AtomicU32,
 }
 
@@ -74,7 +85,7 @@ impl Context {
         gpus: Vec<Gpu>,
         archive: Archive,
         vram_limit: Option<u64>,
-        memory: Memory,
+        (memory, queues): (Memory, Queues),
         channel: Arc<Channel>,
     ) -> Self {
         Context {
@@ -87,6 +98,8 @@ impl Context {
             channel,
             memory: Mutex::new(memory),
             events: Mutex::default(),
+            queues: Mutex::new(queues),
+            pump: Pump::new(),
             agreed: AtomicU32::new(0),
         }
     }
@@ -99,6 +112,12 @@ impl Context {
     /// The events. Not held during waits.
     pub fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queues. Held during the KFD calls that change them; may be taken while the memory is held, and not the other way
+    /// round.
+    pub fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The wire version of the handshake; `None` before it.

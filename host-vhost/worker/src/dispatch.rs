@@ -5,7 +5,7 @@ use virtio_kfd_protocol::frame::{AnswerFrameBuilder, FrameError, RawRequest, Req
 use virtio_kfd_protocol::limits::CONTROL_RING;
 use virtio_kfd_protocol::{Call, CallType, Handle, Ring, Status, calls};
 
-use crate::call::{Made, Outcome, event, memory, open, process, render, topology};
+use crate::call::{Made, Outcome, event, memory, open, process, queue, render, topology};
 use crate::context::Context;
 use crate::failure::Failure;
 
@@ -158,16 +158,32 @@ impl Run<'_> {
             Request::WaitEvents { fixed, tail } => {
                 self.answer::<calls::WaitEvents>(raw, event::wait_events(context, &fixed, &tail))
             }
-            Request::CreateQueue { .. }
-            | Request::DestroyQueue { .. }
-            | Request::UpdateQueue { .. }
-            | Request::SetCuMask { .. }
-            | Request::GetQueueWaveState { .. }
-            | Request::AllocQueueGws { .. }
-            | Request::DoorbellPage { .. }
-            | Request::RingDoorbells { .. }
-            | Request::WaitDoorbells { .. } => {
-                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "queues are not written yet"))
+            Request::CreateQueue { fixed, .. } => {
+                self.answer::<calls::CreateQueue>(raw, queue::create_queue(context, &fixed))
+            }
+            Request::DestroyQueue { fixed, .. } => {
+                self.answer::<calls::DestroyQueue>(raw, queue::destroy_queue(context, &fixed))
+            }
+            Request::UpdateQueue { fixed, .. } => {
+                self.answer::<calls::UpdateQueue>(raw, queue::update_queue(context, &fixed))
+            }
+            Request::SetCuMask { fixed, tail } => {
+                self.answer::<calls::SetCuMask>(raw, queue::set_cu_mask(context, &fixed, &tail))
+            }
+            Request::GetQueueWaveState { fixed, .. } => {
+                self.answer::<calls::GetQueueWaveState>(raw, queue::get_queue_wave_state(context, &fixed))
+            }
+            Request::AllocQueueGws { fixed, .. } => {
+                self.answer::<calls::AllocQueueGws>(raw, queue::alloc_queue_gws(context, &fixed))
+            }
+            Request::DoorbellPage { fixed, .. } => {
+                self.answer::<calls::DoorbellPage>(raw, queue::doorbell_page(context, &fixed))
+            }
+            Request::RingDoorbells { fixed, .. } => {
+                self.answer::<calls::RingDoorbells>(raw, queue::ring_doorbells(context, &fixed))
+            }
+            Request::WaitDoorbells { fixed, .. } => {
+                self.answer::<calls::WaitDoorbells>(raw, queue::wait_doorbells(context, &fixed))
             }
             Request::RenderVersion { fixed, .. } => {
                 self.answer::<calls::RenderVersion>(raw, render::render_version(context, &fixed))

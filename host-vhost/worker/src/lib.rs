@@ -17,6 +17,8 @@ mod dispatch;
 mod failure;
 mod handle;
 mod memory;
+mod pump;
+mod queue;
 mod range;
 mod rings;
 mod select;

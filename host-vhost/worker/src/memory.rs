@@ -129,7 +129,7 @@ impl Memory {
                     let made = context.kfd.alloc(&buffer)?;
                     let public = flags.contains(AllocFlags::PUBLIC);
                     let backing = Backing::Vram { public, mmap_offset: made.mmap_offset };
-                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
+                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(va, size))
                 })
             }
             Kind::Gtt => {
@@ -137,7 +137,7 @@ impl Memory {
                 self.charged(cost, |_| {
                     let made = context.kfd.alloc(&buffer)?;
                     let backing = Backing::Gtt { mmap_offset: made.mmap_offset };
-                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
+                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(va, size))
                 })
             }
             Kind::Userptr => {
@@ -172,7 +172,7 @@ impl Memory {
             regions: runs.iter().map(|run| run.region).collect(),
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
         };
-        Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing))
+        Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(buffer.va, buffer.size))
     }
 
     /// Whether there may be another buffer.
@@ -298,12 +298,14 @@ impl Memory {
     /// Takes the buffers on a blob from the GPUs and frees them. An error means that the GPU may still reach the pages.
     pub fn detach(&mut self, context: &Context, blob: u32) -> Result<(), Failure> {
         self.guest.detach(blob);
+        context.pump.fence(|shadow| shadow.resource == blob);
         self.take_away(context, |buffer| buffer.resource() == Some(blob))
     }
 
     /// Takes the buffers on a region of guest memory from the GPUs and frees them, and forgets the region.
     pub fn remove_region(&mut self, context: &Context, region: u32) -> Result<(), Failure> {
         self.guest.remove_region(region);
+        context.pump.fence(|shadow| shadow.regions.contains(&region));
         self.take_away(context, |buffer| match &buffer.backing {
             Backing::Guest { regions, .. } => regions.contains(&region),
             _ => false,
@@ -316,6 +318,8 @@ impl Memory {
         which: impl Fn(&Buffer) -> bool,
     ) -> Result<(), Failure> {
         for handle in self.buffers.find(which) {
+            // The kernel keeps what a queue works with on the GPU (kfd_queue_acquire_buffers, from Linux 6.12 on).
+            context.queues().destroy_on(context, self.buffer(handle)?);
             let gpus: Vec<GpuId> = self.buffer(handle)?.mapped.iter().map(|id| GpuId(*id)).collect();
             if !gpus.is_empty()
                 && let (done, Some(errno)) = self.unmap(context, handle, &gpus)?

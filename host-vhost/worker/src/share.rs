@@ -283,7 +283,8 @@ impl Memory {
             )));
         }
         let kfd = context.kfd.import_dmabuf(request.gpu_id.0, dmabuf.as_fd(), va)?;
-        let buffer = Buffer::new(Some(kfd), request.gpu_id, size, Backing::Imported { resource });
+        let backing = Backing::Imported { resource };
+        let buffer = Buffer::new(Some(kfd), request.gpu_id, size, backing).at(va, size);
         Ok((self.keep(buffer)?, size))
     }
 

@@ -1,5 +1,6 @@
 //! From the settings to a confined process with everything open.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use kfd_host::kfd::KFD_PATH;
 use kfd_host::topology::{self, GpuNode, TOPOLOGY_PATH, TopologyError};
 use kfd_host::{Kfd, KfdError, RenderNode};
 use kfd_ipc::ledger::{Account, Counted, Ledger};
-use kfd_ipc::worker::Settings;
+use kfd_ipc::worker::{CuMask, Settings};
 use kfd_ipc::{Channel, IPC_FD, IpcError};
 use kfd_sandbox::{Role, SandboxError};
 use nix::errno::Errno;
@@ -21,7 +22,8 @@ use crate::MODEL_VARIABLE;
 use crate::archive::Archive;
 use crate::context::{Context, Gpu};
 use crate::memory::{Limits, Memory};
-use crate::select::{SelectError, select};
+use crate::queue::Queues;
+use crate::select::{SelectError, gfx_name, select};
 
 /// Why the worker cannot start: one sentence for the operator.
 #[derive(Debug, Error)]
@@ -60,6 +62,14 @@ pub enum StartError {
     /// The selectors do not fit.
     #[error("{0}")]
     Select(#[from] SelectError),
+    /// A mask of compute units that the kernel would not take.
+    #[error(
+        "the mask of compute units for {gpu} has one of a pair (0 and 1, 2 and 3, ...), which work together there: name both or none"
+    )]
+    HalfCuMask {
+        /// Its name.
+        gpu: String,
+    },
     /// More GPUs than the protocol has room for.
     #[error("{found} GPUs are selected, at most {MAX_GPUS} can be given to a VM: use --gpu")]
     TooManyGpus {
@@ -98,13 +108,16 @@ pub fn start(
     }
     switch_xnack_off(&kfd)?;
     let topology = topology::read(Path::new(TOPOLOGY_PATH))?;
-    let chosen = select(&topology.gpus()?, &settings.gpus)?;
+    let all = topology.gpus()?;
+    let chosen = select(&all, &settings.gpus)?;
     if chosen.len() > MAX_GPUS {
         return Err(StartError::TooManyGpus { found: chosen.len() });
     }
     let vram_limit = settings.vram_limit.into_iter().chain(settings.vm_vram_limit).min();
     let archive = Archive::new(&topology, &chosen, vram_limit)?;
-    let gpus: Result<Vec<Gpu>, StartError> = chosen.iter().map(open_gpu).collect();
+    let masks = cu_masks(&all, &settings.cu_masks)?;
+    let gpus: Result<Vec<Gpu>, StartError> =
+        chosen.iter().map(|node| open_gpu(node, masks.get(&node.gpu_id).cloned())).collect();
     let ledger = ledger.map(Ledger::open).transpose()?.map(Arc::new);
     let account = |counted, limit: Option<u64>| {
         let slot = settings.ledger_slot as usize;
@@ -118,7 +131,9 @@ pub fn start(
         buffers: settings.max_buffers as usize,
         runs: settings.max_runs,
     });
-    let context = Context::new(kfd, version, gpus?, archive, vram_limit, memory, channel);
+    let vm_queues = account(Counted::Queues, settings.vm_max_queues);
+    let queues = Queues::new(settings.max_queues.into(), vm_queues);
+    let context = Context::new(kfd, version, gpus?, archive, vram_limit, (memory, queues), channel);
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
     // Not for every log: a guest can make contexts without end.
@@ -146,10 +161,28 @@ fn switch_xnack_off(kfd: &Kfd) -> Result<(), StartError> {
     }
 }
 
-fn open_gpu(node: &GpuNode) -> Result<Gpu, StartError> {
+fn open_gpu(node: &GpuNode, cu_mask: Option<Vec<u32>>) -> Result<Gpu, StartError> {
     let render = RenderNode::open(node.render_minor)
         .map_err(|error| StartError::Render { gpu_id: node.gpu_id, error })?;
-    Ok(Gpu { id: GpuId(node.gpu_id), render })
+    let (gfx, xccs) = (node.gfx_target_version, node.xccs);
+    Ok(Gpu { id: GpuId(node.gpu_id), render, gfx, xccs, cu_mask })
+}
+
+/// The operator's masks by gpu_id.
+fn cu_masks(all: &[GpuNode], masks: &[CuMask]) -> Result<HashMap<u32, Vec<u32>>, StartError> {
+    let mut by_gpu = HashMap::new();
+    for mask in masks {
+        let selectors: Vec<String> = mask.gpu.iter().cloned().collect();
+        for gpu in select(all, &selectors)? {
+            // The kernel takes no halves of a work group processor (gfx10 and later; pqm_update_mqd).
+            let halves = |word: &u32| (*word ^ (*word >> 1)) & 0x5555_5555 != 0;
+            if gpu.gfx_target_version >= 100_000 && mask.words.iter().any(halves) {
+                return Err(StartError::HalfCuMask { gpu: gfx_name(gpu.gfx_target_version) });
+            }
+            by_gpu.insert(gpu.gpu_id, mask.words.clone());
+        }
+    }
+    Ok(by_gpu)
 }
 
 fn open_error(error: KfdError) -> StartError {
@@ -163,6 +196,20 @@ fn open_error(error: KfdError) -> StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn masks_of_compute_units_are_for_the_gpus_they_name() {
+        let gpu = |gpu_id, gfx_target_version| GpuNode { gpu_id, gfx_target_version, ..Default::default() };
+        let all = [gpu(1, 90006), gpu(2, 90006), gpu(3, 100300)];
+        let mask =
+            |gpu: Option<&str>, words: &[u32]| CuMask { gpu: gpu.map(Into::into), words: words.into() };
+        let masks = cu_masks(&all, &[mask(None, &[3]), mask(Some("gfx906"), &[5, 1]), mask(Some("1"), &[1])]);
+        assert_eq!(masks.unwrap(), HashMap::from([(1, vec![5, 1]), (2, vec![1]), (3, vec![3])]));
+        let halves = cu_masks(&all, &[mask(Some("2"), &[3, 1 << 31])]).unwrap_err().to_string();
+        assert!(halves.contains("gfx1030") && halves.contains("pair"), "{halves}");
+        assert!(cu_masks(&all, &[mask(Some("2"), &[0, 0xc000_000c])]).is_ok());
+        assert!(cu_masks(&all, &[mask(Some("gfx942"), &[1])]).is_err());
+    }
 
     #[test]
     fn sentences_say_what_is_missing_and_what_to_do() {

@@ -76,7 +76,9 @@ pub struct UpdateQueueRequest {
     pub priority: u32,
 }
 
-/// `struct kfd_ioctl_get_queue_wave_state_args`: what comes out. The tail of the answer is the control stack.
+/// `struct kfd_ioctl_get_queue_wave_state_args`: what comes out. The tail of the answer is what the kernel wrote to the
+/// start of the save area: the first 16 bytes of `struct kfd_context_save_area_header`, and on gfx9 the rest of the
+/// control stack's bytes up to its size (from gfx10 on the GPU has them in the save area already).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueueWaveStateAnswer {
@@ -107,7 +109,8 @@ pub struct AllocQueueGwsAnswer {
 }
 
 /// Guest memory that stands for a GPU's slice of doorbells, [`DOORBELL_SLICE_BYTES`] of it. What the guest
-/// process stores there for a queue goes on to the queue's doorbell.
+/// process stores there for a queue goes on to the queue's doorbell, 8 bytes at a time. The host stores all ones where the doorbell of a
+/// new queue is, before it answers. The page is good until its blob, or the memory region under it, is given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DoorbellPageRequest {
@@ -142,7 +145,9 @@ pub struct WaitDoorbellsAnswer {
     pub pad: u32,
 }
 
-/// Whether the guest's stores into the doorbells trap.
+/// Whether the guest's stores into the doorbells trap. So that no store is lost, one thread at a time makes them trap and
+/// then says so here, or lets them pass again and then says that; a store that trapped goes on after the latter.
+/// [`DoorbellPageRequest`] has the host look on as with 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RingDoorbellsRequest {

@@ -459,6 +459,8 @@ mod tests {
             gpu_count: 1,
             vram_limit: Default::default(),
             guest_memory_limit: Default::default(),
+            queue_limit: Default::default(),
+            cu_masks: Vec::new(),
             window: 0,
             max_contexts: 2,
             pool: None,

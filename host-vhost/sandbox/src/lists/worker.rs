@@ -43,7 +43,10 @@ mod tests {
         let expected: HashSet<u32> = [
             0x8008_4b01, // AMDKFD_IOC_GET_VERSION
             0x4020_4b04, // AMDKFD_IOC_SET_MEMORY_POLICY
+            0xc060_4b02, // AMDKFD_IOC_CREATE_QUEUE
+            0xc008_4b03, // AMDKFD_IOC_DESTROY_QUEUE
             0xc028_4b05, // AMDKFD_IOC_GET_CLOCK_COUNTERS
+            0x4018_4b07, // AMDKFD_IOC_UPDATE_QUEUE
             0xc020_4b08, // AMDKFD_IOC_CREATE_EVENT
             0x4008_4b09, // AMDKFD_IOC_DESTROY_EVENT
             0x4008_4b0a, // AMDKFD_IOC_SET_EVENT
@@ -58,8 +61,11 @@ mod tests {
             0x4008_4b17, // AMDKFD_IOC_FREE_MEMORY_OF_GPU
             0xc018_4b18, // AMDKFD_IOC_MAP_MEMORY_TO_GPU
             0xc018_4b19, // AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU
+            0x4010_4b1a, // AMDKFD_IOC_SET_CU_MASK
+            0xc018_4b1b, // AMDKFD_IOC_GET_QUEUE_WAVE_STATE
             0xc020_4b1c, // AMDKFD_IOC_GET_DMABUF_INFO
             0xc018_4b1d, // AMDKFD_IOC_IMPORT_DMABUF
+            0xc010_4b1e, // AMDKFD_IOC_ALLOC_QUEUE_GWS
             0xc004_4b21, // AMDKFD_IOC_SET_XNACK_MODE
             0xc010_4b23, // AMDKFD_IOC_AVAILABLE_MEMORY
             0xc010_4b24, // AMDKFD_IOC_EXPORT_DMABUF

@@ -54,7 +54,7 @@ pub fn command(profile: Option<&str>) -> (Channel, Command) {
 
 /// Settings that bound nothing that a test does not mean to reach.
 pub fn settings() -> Settings {
-    Settings { max_buffers: 1000, max_runs: 1000, name: "test".into(), ..Default::default() }
+    Settings { max_buffers: 1000, max_queues: 100, max_runs: 1000, name: "test".into(), ..Default::default() }
 }
 
 /// A running worker.

@@ -1,0 +1,123 @@
+//! The doorbells of a context: what the guest stores, and where it goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kfd_host::SharedWords;
+
+use super::handover::Bells;
+
+/// What a doorbell reads before anybody has rung it. Pointers into rings begin at 0 and count up, so that no ring of a
+/// program has this value.
+pub const IDLE: u64 = u64::MAX;
+
+/// The guest's memory that stands for a GPU's doorbells.
+#[derive(Debug)]
+pub struct Shadow {
+    /// The words.
+    pub words: SharedWords,
+    /// The blob that they are in.
+    pub resource: u32,
+    /// The regions under it.
+    pub regions: BTreeSet<u32>,
+}
+
+/// A GPU's doorbells.
+#[derive(Debug, Default)]
+struct Gpu {
+    shadow: Option<Shadow>,
+    real: Option<SharedWords>,
+    live: Vec<Live>,
+}
+
+/// The doorbell of a queue.
+#[derive(Debug)]
+struct Live {
+    index: u64,
+    /// What was passed on last.
+    last: u64,
+}
+
+/// All doorbells of a context.
+#[derive(Debug, Default)]
+pub struct Doorbells {
+    /// By id.
+    gpus: BTreeMap<u32, Gpu>,
+}
+
+impl Doorbells {
+    fn gpu(&mut self, id: u32) -> &mut Gpu {
+        self.gpus.entry(id).or_default()
+    }
+
+    /// Whether the guest's memory for the doorbells of a GPU is known.
+    pub fn has_shadow(&self, gpu: u32) -> bool {
+        self.gpus.get(&gpu).is_some_and(|gpu| gpu.shadow.is_some())
+    }
+
+    /// Whether the doorbells of a GPU are mapped.
+    pub fn has_real(&self, gpu: u32) -> bool {
+        self.gpus.get(&gpu).is_some_and(|gpu| gpu.real.is_some())
+    }
+
+    /// The doorbells of a GPU.
+    pub fn set_real(&mut self, gpu: u32, words: SharedWords) {
+        self.gpu(gpu).real = Some(words);
+    }
+
+    /// The guest's memory for the doorbells of a GPU; what it reads there so far is no ring.
+    pub fn set_shadow(&mut self, gpu: u32, shadow: Shadow) {
+        let gpu = self.gpu(gpu);
+        for live in &mut gpu.live {
+            shadow.words.store(live.index, IDLE);
+            live.last = IDLE;
+        }
+        gpu.shadow = Some(shadow);
+    }
+
+    /// A new queue has this doorbell. What an earlier one has left there is no ring.
+    pub fn add(&mut self, gpu: u32, index: u64) {
+        let gpu = self.gpu(gpu);
+        if let Some(shadow) = &gpu.shadow {
+            shadow.words.store(index, IDLE);
+        }
+        gpu.live.retain(|live| live.index != index);
+        gpu.live.push(Live { index, last: IDLE });
+    }
+
+    /// The queue is gone.
+    pub fn remove(&mut self, gpu: u32, index: u64) {
+        self.gpu(gpu).live.retain(|live| live.index != index);
+    }
+
+    /// The guest's memory for which `gone` holds is not looked at any more, and unmapped.
+    pub fn fence(&mut self, gone: impl Fn(&Shadow) -> bool) {
+        for gpu in self.gpus.values_mut() {
+            if gpu.shadow.as_ref().is_some_and(&gone) {
+                gpu.shadow = None;
+            }
+        }
+    }
+}
+
+impl Bells for Doorbells {
+    fn look(&mut self) -> bool {
+        let mut rang = false;
+        for Gpu { shadow, real, live } in self.gpus.values_mut() {
+            let (Some(shadow), Some(real)) = (shadow.as_ref(), real.as_ref()) else { continue };
+            for live in live {
+                let Some(value) = shadow.words.load(live.index) else { continue };
+                if value != live.last {
+                    live.last = value;
+                    real.store(live.index, value);
+                    rang = true;
+                }
+            }
+        }
+        rang
+    }
+
+    fn is_empty(&self) -> bool {
+        let rings = |gpu: &Gpu| gpu.shadow.is_some() && gpu.real.is_some() && !gpu.live.is_empty();
+        !self.gpus.values().any(rings)
+    }
+}
