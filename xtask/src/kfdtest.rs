@@ -56,8 +56,8 @@ pub struct Options {
     /// Run the tests in a QEMU guest as well.
     #[arg(long)]
     guest: bool,
-    /// Write docs/kfdtest.md; needs --about, and all tests.
-    #[arg(long, requires = "about", conflicts_with = "filter")]
+    /// Write docs/kfdtest.md; needs --about.
+    #[arg(long, requires = "about")]
     write: bool,
     /// Where the binary is from and how it was built, in words, for the page.
     #[arg(long)]
@@ -90,6 +90,7 @@ pub fn run(options: &Options) -> Result<i32> {
         date: said("date", &["-u", "+%F"], workspace.root())?,
         commit: said("git", &["describe", "--always", "--dirty"], workspace.root())?,
         binary: options.about.clone().unwrap_or_default(),
+        filter: options.filter.clone(),
         profile: options.profile.clone(),
         limit: options.limit,
     };

@@ -26,6 +26,8 @@ pub struct About {
     pub commit: String,
     /// Where the binary is from and how it was built.
     pub binary: String,
+    /// Which tests, as a filter of googletest.
+    pub filter: String,
     /// GPU profile of the model.
     pub profile: String,
     /// Limit for each test in seconds.
@@ -142,7 +144,7 @@ fn table(rows: &[&Row]) -> String {
 
 /// The whole page.
 pub fn page(about: &About, rows: &[Row]) -> String {
-    let About { date, commit, binary, profile, limit } = about;
+    let About { date, commit, binary, filter, profile, limit } = about;
     let with_guest = has_guest(rows);
     let guest = if with_guest {
         "- Guest: the same library in a QEMU guest with Debian 13's kernel and C library, with the same variable, over \
@@ -158,6 +160,7 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          you have built yourself.\n\n\
          - Date: {date}; this repository at {commit}.\n\
          - The binary: {binary}\n\
+         - Its tests that match `{filter}`, each alone.\n\
          - Native: Debian 13's libhsakmt on the model `{profile}`, which is preloaded into the program.\n\
          - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt`, against `vhost-user-kfd --kfd \
          model:{profile}` and its workers.\n{guest}\
@@ -167,7 +170,7 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          **pass**: the test ran to its end and all its checks held. **skip**: it returned early of its own will, which \
          googletest counts as passed and this page does not. **fail**: a check failed; the note has its place. \
          **crash**: a signal ended it. **time-out**: it was killed at its limit. A test that does not pass natively \
-         says nothing about our stack: most of these create queues, and the model runs none yet.\n\n\
+         says nothing about our stack; the note \"creates a queue\" means that it stopped where it creates one.\n\n\
          {}.\n\n",
         summary(rows)
     );
@@ -239,6 +242,7 @@ mod tests {
             date: "2020-01-02".to_owned(),
             commit: "abc".to_owned(),
             binary: "built so.".to_owned(),
+            filter: "A.*:B.*".to_owned(),
             profile: "gfx906".to_owned(),
             limit: 60,
         }
@@ -249,6 +253,7 @@ mod tests {
         let text = page(&about(), &rows());
         let (head, tables) = text.split_once("\n## A\n").unwrap();
         assert!(head.contains("2020-01-02; this repository at abc."), "{head}");
+        assert!(head.contains("tests that match `A.*:B.*`"), "{head}");
         assert!(head.contains("| A | 3 | 2 | 1 | 0 | 1 |"), "{head}");
         assert!(head.contains("| B | 2 | 0 | 0 | 1 | 1 |"), "{head}");
         let (worse, other) = head.split_once("\n## Do not pass").unwrap();
