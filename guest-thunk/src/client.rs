@@ -31,7 +31,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use virtio_kfd_protocol::{CallType, Features, Handle, HelloAnswer, Status};
+use virtio_kfd_protocol::calls::ResourceInfo;
+use virtio_kfd_protocol::{
+    CallType, Features, Handle, HelloAnswer, ResourceInfoAnswer, ResourceRequest, Status,
+};
 
 pub use self::batch::{Answers, Batch, Ticket};
 pub use self::connect::{DEVICE_VARIABLE, LOOPBACK_VARIABLE};
@@ -103,6 +106,17 @@ impl Client {
     pub fn guest_memory(&self, size: u64) -> Result<Box<dyn Blob>, ClientError> {
         self.usable()?;
         self.transport.guest_blob(size).map_err(|error| self.transport_failed(error))
+    }
+
+    /// The same in pages that the guest's kernel treats as ordinary ones, where there are such. It can be mapped once,
+    /// and not exported.
+    pub fn ordinary_memory(&self, size: u64) -> Option<Box<dyn Blob>> {
+        self.usable().ok()?;
+        let blob = self.transport.ordinary_memory(size)?;
+        // Linux does not look at the device's answer to the blob's creation; here it is seen.
+        let request = ResourceRequest { resource: blob.resource(), pad: 0 };
+        let info = self.call::<ResourceInfo>(&request, &[], 0).ok()?.0;
+        (info.kind == ResourceInfoAnswer::GUEST && info.size >= size).then_some(blob)
     }
 
     /// Memory of the host that this process can map: a HOST3D blob over `buffer`, of `size` bytes. Needs

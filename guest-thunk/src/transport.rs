@@ -86,6 +86,13 @@ pub trait Transport: Send + Sync {
     /// Makes a GUEST blob: zeroed memory of the guest, of `size` bytes, a multiple of the page size.
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>>;
 
+    /// Memory for guest and host that the guest's kernel treats as ordinary pages, where there is such: zeroed, of `size` bytes, a
+    /// multiple of the page size. It can be mapped once, and not exported. Whether the host has it shows at its first
+    /// use.
+    fn ordinary_memory(&self, _size: u64) -> Option<Box<dyn Blob>> {
+        None
+    }
+
     /// Makes a HOST3D blob that shows the memory of a buffer.
     fn host_blob(&self, buffer: Handle, size: u64) -> Result<Box<dyn Blob>> {
         self.host_memory(buffer.0, size, true)

@@ -4,6 +4,7 @@
 
 mod blob;
 mod ioctl;
+mod pool;
 mod scan;
 
 use std::collections::HashMap;
@@ -12,7 +13,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kfd_abi::virtgpu::{
@@ -26,6 +27,7 @@ use virtio_kfd_protocol::{Capset, Features, limits};
 
 use self::blob::GemBlob;
 use self::ioctl::ioctl;
+use self::pool::Mount;
 use super::{Blob, Result, Transport, TransportError};
 
 pub use self::scan::DRI_DIRECTORY;
@@ -34,6 +36,7 @@ pub use self::scan::DRI_DIRECTORY;
 pub struct VirtGpu {
     device: Arc<Device>,
     capset: Capset,
+    mount: OnceLock<Option<Mount>>,
 }
 
 /// The open node. Shared with the blobs, which close their GEM handles on it.
@@ -139,7 +142,7 @@ impl VirtGpu {
         if !offer.host_visible {
             capset.features &= !Features::HOST_BLOBS.bits();
         }
-        Ok(VirtGpu { device: Arc::new(Device::new(file)), capset })
+        Ok(VirtGpu { device: Arc::new(Device::new(file)), capset, mount: OnceLock::new() })
     }
 }
 
@@ -181,6 +184,14 @@ impl Transport for VirtGpu {
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
         let flags = VIRTGPU_BLOB_FLAG_USE_MAPPABLE;
         Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_GUEST, flags, 0, size)?))
+    }
+
+    fn ordinary_memory(&self, size: u64) -> Option<Box<dyn Blob>> {
+        if !self.device.is_mine() {
+            return None;
+        }
+        let mount = self.mount.get_or_init(Mount::find).as_ref()?;
+        Some(Box::new(mount.allocate(&self.device, size).ok()?))
     }
 
     fn host_memory(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>> {

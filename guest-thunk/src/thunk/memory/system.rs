@@ -59,7 +59,12 @@ pub(super) fn allocate(host: Host<'_>, gpu: Option<&Gpu>, request: Request) -> O
     let mut done = 0;
     while done < request.size {
         let size = request.size.saturating_sub(done).min(chunk);
-        let blob: Arc<dyn Blob> = Arc::from(host.client.guest_memory(size)?);
+        // What KFD would have as its own is no ordinary memory natively either.
+        let ordinary = if pinned { None } else { host.client.ordinary_memory(size) };
+        let blob: Arc<dyn Blob> = match ordinary {
+            Some(blob) => Arc::from(blob),
+            None => Arc::from(host.client.guest_memory(size)?),
+        };
         if !pinned || set(HsaMemFlags::HOST_ACCESS) {
             let at = reservation.start().saturating_add(done);
             blob.map_fixed(GuestVa(at), size, libc::PROT_READ | libc::PROT_WRITE)
