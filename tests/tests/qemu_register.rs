@@ -18,7 +18,7 @@ const STORM_VARIABLE: &str = "VIRTIO_KFD_TEST_STORM";
 /// Arguments and what is printed at the end.
 const PARTS: &[(&str, &str)] = &[
     ("storm 30", "storm: nothing is lost"),
-    ("fork 5", "fork: children have copies of their own"),
+    ("fork 5 open", "fork: children have copies of their own"),
     ("heap 100", "heap: malloc goes on"),
     ("replaced", "replaced: what is the application's stays so"),
     ("sizes", "sizes: up to 256 MiB"),

@@ -1,7 +1,7 @@
 // Memory of the application that is registered and given back while it is in use: nothing that threads write and nothing
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
-// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS | heap ROUNDS | replaced | sizes [MIB] | unfit | refused | bench
+// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit | refused | bench
 #define _GNU_SOURCE
 #include "kmt.h"
 
@@ -330,7 +330,7 @@ static int child_status(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-static void forks(int rounds) {
+static void forks(int rounds, bool reopen) {
     char *memory = own(8 * PAGE);
     for (int round = 0; round < rounds; round++) {
         for (size_t at = 0; at < 8 * PAGE; at += 8)
@@ -350,6 +350,18 @@ static void forks(int rounds) {
                 if (*(uint64_t *)(memory + at) != round * 1000003ul + at)
                     _exit(3);
             memset(memory, 0xee, 8 * PAGE);
+            // It may register its own copy, on a connection of its own.
+            if (reopen) {
+                if (start() < 0)
+                    _exit(6);
+                given(memory + 50, 6 * PAGE);
+                memset(memory + 2 * PAGE, 0xef, PAGE);
+                taken(memory + 50);
+                for (size_t at = 0; at < 8 * PAGE; at++)
+                    if ((unsigned char)memory[at] != (at / PAGE == 2 ? 0xef : 0xee))
+                        _exit(7);
+                ok("close", hsaKmtCloseKFD());
+            }
             // Ordinary memory: system calls may use it, and it may be unmapped.
             int null = open("/dev/null", O_WRONLY);
             if (write(null, memory, 8 * PAGE) != 8 * PAGE || munmap(memory, 8 * PAGE))
@@ -674,7 +686,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "flat"))
         flat(rounds, count > 3);
     else if (!strcmp(what, "fork"))
-        forks(rounds);
+        forks(rounds, count > 3);
     else if (!strcmp(what, "heap"))
         heap(rounds);
     else if (!strcmp(what, "replaced"))

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::swap::Dress;
 use super::{OVERTAKEN, Overtaken, TABLE, Table, maps, pages};
 use crate::thunk::lock::lock;
 use crate::thunk::refusal::{Level, say};
@@ -66,9 +67,14 @@ fn places(table: &Table) -> std::io::Result<Vec<(Range<u64>, u64)>> {
     let areas = maps::areas(&(0..u64::MAX))?;
     let mut places: Vec<(Range<u64>, u64)> = Vec::new();
     for segment in table.segments.values() {
+        let dress = Dress::of(&segment.character);
         for piece in segment.intact(&areas, &segment.range) {
-            match pages::map_fresh(None, piece.end.saturating_sub(piece.start), true) {
-                Ok(copy) => places.push((piece, copy)),
+            let length = piece.end.saturating_sub(piece.start);
+            match pages::map_fresh(None, length, dress.no_reserve) {
+                Ok(copy) => {
+                    dress.put_on(&(copy..copy.saturating_add(length)));
+                    places.push((piece, copy));
+                }
                 Err(error) => {
                     discard(&places);
                     return Err(error);

@@ -217,20 +217,47 @@ fn is_mapped_elsewhere(segment: &Segment) -> bool {
     })
 }
 
+/// What makes fresh memory like the memory that was there before.
+pub struct Dress {
+    /// It is mapped without a reservation of swap space.
+    pub no_reserve: bool,
+    advice: [(bool, i32); 4],
+    name: Option<CString>,
+}
+
+impl Dress {
+    /// Looks it up.
+    pub fn of(character: &Character) -> Dress {
+        let has = |flag: &str| character.flags.iter().any(|it| it == flag);
+        let name = character.name.as_deref().and_then(|name| name.strip_prefix("[anon:")?.strip_suffix(']'));
+        Dress {
+            no_reserve: has("nr"),
+            advice: [
+                (has("hg"), libc::MADV_HUGEPAGE),
+                (has("nh"), libc::MADV_NOHUGEPAGE),
+                (has("mg"), libc::MADV_MERGEABLE),
+                (has("dd"), libc::MADV_DONTDUMP),
+            ],
+            name: name.and_then(|name| CString::new(name).ok()),
+        }
+    }
+
+    /// Gives it to fresh memory. Only system calls.
+    pub fn put_on(&self, range: &Range<u64>) {
+        for (_, advice) in self.advice.iter().filter(|(wanted, _)| *wanted) {
+            pages::advise(range, *advice);
+        }
+        if let Some(name) = &self.name {
+            pages::name(range, name);
+        }
+    }
+}
+
 fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
     let Segment { range, character, .. } = segment;
     let aside = Reservation::new(range.end.saturating_sub(range.start), page_size(), 0, (0, u64::MAX));
     let aside = aside.map_err(|error| format!("addresses: {error}"))?;
-    let has = |flag: &str| character.flags.iter().any(|it| it == flag);
-    let advice = [
-        (has("hg"), libc::MADV_HUGEPAGE),
-        (has("nh"), libc::MADV_NOHUGEPAGE),
-        (has("mg"), libc::MADV_MERGEABLE),
-        (has("dd"), libc::MADV_DONTDUMP),
-    ];
-    let no_reserve = has("nr");
-    let name = character.name.as_deref().and_then(|name| name.strip_prefix("[anon:")?.strip_suffix(']'));
-    let name = name.and_then(|name| CString::new(name).ok());
+    let dress = Dress::of(character);
     let stopped = Stopped::new((0, 0)).map_err(|why| why.to_string())?;
     // From here to the drop of `stopped`: no allocation, no lock.
     let mut outcome = Ok(());
@@ -245,18 +272,13 @@ fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
             break;
         }
         let length = piece.end.saturating_sub(piece.start);
-        if let Err(error) = pages::map_fresh(Some(piece.start), length, no_reserve) {
+        if let Err(error) = pages::map_fresh(Some(piece.start), length, dress.no_reserve) {
             // SAFETY: back to where it was, which is free.
             let _ = unsafe { pages::move_over(&away, piece.start) };
             outcome = Err(error);
             break;
         }
-        for (_, advice) in advice.iter().filter(|(wanted, _)| *wanted) {
-            pages::advise(piece, *advice);
-        }
-        if let Some(name) = &name {
-            pages::name(piece, name);
-        }
+        dress.put_on(piece);
         // SAFETY: both are mapped: the blob beside, and the fresh memory.
         unsafe { pages::copy_mapped(&away, piece.start) };
     }

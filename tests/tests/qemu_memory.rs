@@ -1,0 +1,247 @@
+//! Memory in guests in QEMU: the conformance suite ([`virtio_kfd_tests::conformance`]), rounds of allocations by several
+//! processes of one VM, and memory that is plugged in and out.
+//!
+//! One guest for all of it; a failure's message begins with the part's name.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::conformance::{
+    EXCEPTIONS, EXCEPTIONS_OF_GUESTS, NOT_REGISTERED, REGISTER, ROUNDS_LEAVE, SECTIONS, SECTIONS_OF_GUESTS,
+    SET, compile, from_heading, in_guest, native, wanted,
+};
+use virtio_kfd_tests::qmp::Qmp;
+use virtio_kfd_tests::transcript::compare;
+use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Vm, need};
+
+/// Two GPUs, so that what is told of several nodes goes through the guest's driver as well.
+const PROFILE: &str = "gfx906x2";
+
+/// Where the programs lie in the guest.
+const PROGRAM: &str = "/opt/virtio-kfd/memory";
+const ROUNDS_PROGRAM: &str = "/opt/virtio-kfd/rounds";
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Rounds of each process; [`ROUNDS_VARIABLE`] asks for more than an emulated CPU does in reasonable time.
+const ROUNDS: u32 = 250;
+const ROUNDS_VARIABLE: &str = "VIRTIO_KFD_TEST_ROUNDS";
+const PROCESSES: usize = 4;
+const THREADS: u32 = 8;
+
+/// Memory that is plugged in, in MiB.
+const PLUGGED: u64 = 1024;
+
+/// A part of the test, with its name.
+type Part = (&'static str, fn(&Stack));
+
+struct Stack {
+    artifacts: Artifacts,
+    daemon: Daemon,
+    guest: Guest,
+    program: CProgram,
+}
+
+impl Stack {
+    /// What a shell script of root's prints; it must succeed.
+    #[track_caller]
+    fn root(&self, script: &str) -> String {
+        self.guest.run(&Command::shell(script).limit(LIMIT)).unwrap().checked().unwrap().text()
+    }
+}
+
+/// A command for the user without privileges.
+fn user(script: &str) -> Command {
+    Command::new("su").args(&["-s", "/bin/sh", "user", "-c", script]).limit(LIMIT)
+}
+
+fn the_suite_prints_what_it_prints_natively(stack: &Stack) {
+    let mut failed = Vec::new();
+    let exceptions = [EXCEPTIONS, EXCEPTIONS_OF_GUESTS].concat();
+    for section in SECTIONS.iter().chain(SECTIONS_OF_GUESTS).filter(|section| wanted(section)) {
+        let begin = Instant::now();
+        let native = native(&stack.artifacts, &stack.program, PROFILE, section).unwrap();
+        let took = begin.elapsed();
+        let nothing = &mut |_: &str| Ok(0);
+        let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, section, &[REGISTER], nothing).unwrap();
+        println!("    {section}: natively {took:?}, in the guest {:?}", begin.elapsed() - took);
+        if let Err(error) = compare(&native, &ours, &exceptions) {
+            failed.push(format!("{section}: {error:#}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// The calls that differ by default, without the opt-in.
+fn registration_is_refused_by_default(stack: &Stack) {
+    let nothing = &mut |_: &str| Ok(0);
+    let found = in_guest(&stack.guest, PROGRAM, &stack.daemon, "register-default", &[], nothing).unwrap();
+    assert!(found.error.is_none(), "{:?}", found.error);
+    assert_eq!(from_heading(&found.lines), NOT_REGISTERED);
+}
+
+/// Several processes of one VM at once, all of them with several threads.
+fn rounds_leave_nothing_behind(stack: &Stack) {
+    let rounds = std::env::var(ROUNDS_VARIABLE).ok().and_then(|text| text.parse::<u32>().ok());
+    let run = |rounds: u32| {
+        let command = user(&format!("exec {ROUNDS_PROGRAM} {rounds} {THREADS} beside"));
+        let running: Vec<_> = (0..PROCESSES).map(|_| stack.guest.spawn(&command).unwrap()).collect();
+        for process in running {
+            let output = process.wait().unwrap().checked().unwrap();
+            assert_eq!(output.text(), ROUNDS_LEAVE.replace("VRAM: 0 MiB less\n", ""), "{output}");
+        }
+        stack.daemon.settled(LIMIT).unwrap()
+    };
+    let vram = || {
+        let command = user(&format!("exec {ROUNDS_PROGRAM} 0 1"));
+        stack.guest.run(&command).unwrap().checked().unwrap().text()
+    };
+    let before = run(16);
+    let before_vram = vram();
+    let begin = Instant::now();
+    let rounds = rounds.map_or(ROUNDS, |all| all / PROCESSES as u32);
+    let after = run(rounds);
+    println!("    {PROCESSES} processes, {rounds} rounds each: {:?}", begin.elapsed());
+    println!("    {before:?}, after it {after:?}");
+    assert_eq!(vram(), before_vram);
+    assert_eq!((after.processes, after.descriptors), (before.processes, before.descriptors));
+    assert!(after.mappings <= before.mappings + 16, "{before:?}, {after:?}");
+    assert!(after.private_kib <= before.private_kib + 8 * 1024, "{before:?}, {after:?}");
+}
+
+/// Free memory of the guest in MiB.
+fn free(stack: &Stack) -> u64 {
+    let text = stack.root("awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo");
+    text.trim().parse().unwrap()
+}
+
+/// Plugs memory in, in MiB.
+fn plug(monitor: &mut Qmp, name: &str, size: u64) -> anyhow::Result<()> {
+    let backend = format!("{name}-memory");
+    let memory =
+        json!({ "qom-type": "memory-backend-memfd", "id": backend, "size": size << 20, "share": true });
+    monitor.execute("object-add", memory)?;
+    monitor.execute("device_add", json!({ "driver": "pc-dimm", "id": name, "memdev": backend }))?;
+    Ok(())
+}
+
+/// Case C70. The new memory is the kernel's, so that buffers can lie in it; then the guest cannot give it back while
+/// they do.
+fn memory_is_plugged_in_and_out(stack: &Stack) {
+    let online = |how: &str| {
+        stack.root(&format!("echo {how} > /sys/devices/system/memory/auto_online_blocks"));
+    };
+    let mut monitor = stack.guest.vm().monitor().unwrap();
+    let total = "awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo";
+    let small: u64 = stack.root(total).trim().parse().unwrap();
+    let wait_for_memory = |least: u64| {
+        let wait = format!("while [ $({total}) -lt {least} ]; do sleep 0.1; done");
+        stack.guest.run(&Command::shell(&wait).limit(LIMIT))?.checked()
+    };
+    let mut asked = Vec::new();
+    let act = &mut |what: &str| match what {
+        "plugged" => {
+            // Memory that only movable pages may lie in goes out again, as the guest's kernel is free to do.
+            online("online_movable");
+            plug(&mut monitor, "visitor", PLUGGED / 4)?;
+            wait_for_memory(small + PLUGGED / 5)?;
+            monitor.execute("device_del", json!({ "id": "visitor" }))?;
+            let gone = monitor.wait_for(&["DEVICE_DELETED"], Duration::from_secs(60))?;
+            assert!(gone.is_some(), "memory without buffers in it stays");
+            online("online_kernel");
+            plug(&mut monitor, "guest", PLUGGED)?;
+            wait_for_memory(small + PLUGGED * 9 / 10)?;
+            // More than the memory before has.
+            let size = free(stack).saturating_sub(PLUGGED / 4);
+            assert!(size > small, "{size} MiB are to lie in {small} MiB and new memory");
+            Ok(size)
+        }
+        _ => {
+            monitor.execute("device_del", json!({ "id": "guest" }))?;
+            let answers = ["DEVICE_DELETED", "MEM_UNPLUG_ERROR", "DEVICE_UNPLUG_GUEST_ERROR"];
+            // A guest's kernel may also try it for ever.
+            let answer = monitor.wait_for(&answers, Duration::from_secs(10))?;
+            asked.push(format!("{what}: {answer:?}"));
+            Ok(0)
+        }
+    };
+    let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, "hotplug", &[], act).unwrap();
+    println!("    {asked:?}\n    {}", ours.lines.join("\n    "));
+    assert!(ours.error.is_none(), "{:?}", ours.error);
+    let expected = [
+        "before: 2 of 2 pieces right",
+        "plugged in: 2 of 2 pieces right",
+        "all asked for: yes",
+        "with new memory: all right",
+        "after the machine was asked for it back: all right",
+        "pieces that the GPU does not reach: 0",
+        "at the end: 2 of 2 pieces right",
+        "anew: 4 of 4 pieces right",
+    ];
+    let found: Vec<&str> =
+        ours.lines.iter().map(String::as_str).filter(|line| expected.contains(line)).collect();
+    assert_eq!(found, expected, "{}", ours.lines.join("\n"));
+    assert!(!asked[0].contains("DEVICE_DELETED"), "memory with live buffers in it is gone: {asked:?}");
+}
+
+fn source(name: &str) -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/c").join(format!("{name}.c"))
+}
+
+#[test]
+fn memory_in_a_guest() {
+    let artifacts = need!(Artifacts::find());
+    let mut builder = need!(Vm::builder(&artifacts));
+    need!(artifacts.qemu());
+    need!(artifacts.image());
+    need!(artifacts.thunk());
+    let root = need!(artifacts.packages(SET));
+    need!(artifacts.program("vhost-user-kfd"));
+    need!(artifacts.program("libkfd_model_preload.so"));
+    let program = compile(&root, Place::Host).unwrap();
+    // The image is written at the boot; until then the files must be there.
+    let in_guest = compile(&root, Place::Guest).unwrap();
+    let rounds = CProgram::compile(&root, &source("rounds"), Place::Guest).unwrap();
+    builder.overlay().file(PROGRAM.trim_start_matches('/'), in_guest.path()).unwrap();
+    builder.overlay().file(ROUNDS_PROGRAM.trim_start_matches('/'), rounds.path()).unwrap();
+    let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+    let guest = builder
+        .vhost_user_gpu(daemon.socket())
+        .memory_mib(1536)
+        .memory_slots(4096)
+        .limit(Duration::from_secs(540))
+        .boot()
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let stack = Stack { artifacts, daemon, guest, program };
+    // udev's rules for GPUs, without udev.
+    stack.root("chmod 666 /dev/dri/renderD*; chmod 755 /opt/virtio-kfd");
+
+    let parts: &[Part] = &[
+        ("the suite prints what it prints natively", the_suite_prints_what_it_prints_natively),
+        ("registration is refused by default", registration_is_refused_by_default),
+        ("rounds leave nothing behind", rounds_leave_nothing_behind),
+        ("memory is plugged in and out", memory_is_plugged_in_and_out),
+    ];
+    let mut failed = Vec::new();
+    // To try one part by hand.
+    let only = std::env::var("VIRTIO_KFD_TEST_PARTS").unwrap_or_default();
+    for (name, part) in parts.iter().filter(|(name, _)| name.contains(&only)) {
+        let begin = Instant::now();
+        println!("{name}");
+        let outcome = catch_unwind(AssertUnwindSafe(|| part(&stack)));
+        println!("  {} ({:?})", if outcome.is_ok() { "ok" } else { "FAILED" }, begin.elapsed());
+        if outcome.is_err() {
+            failed.push(*name);
+        }
+    }
+    assert!(stack.guest.vm().is_running(), "{}", stack.guest.vm().report());
+    let kernel = stack.root("dmesg | grep -E 'BUG|Oops|WARNING|hung' || true");
+    assert_eq!(kernel, "", "the guest's kernel");
+    assert!(failed.is_empty(), "{failed:?}\n{}", stack.daemon.report());
+}
