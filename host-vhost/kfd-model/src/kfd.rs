@@ -4,7 +4,6 @@
 //!
 //! | call | kernel | here |
 //! |---|---|---|
-//! | CREATE_QUEUE, after all checks of its arguments | makes a queue | `EOPNOTSUPP`: no engine yet |
 //! | EXPORT_DMABUF of doorbells and registers | a dma-buf | `EPERM` |
 //! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
 //! | SVM in a kernel that has it | memory migrates, a range ends with its CPU mapping, a GPU that loses access keeps its mapping | memory stays, ranges stay, access ends at once; the node's capability says that there is no SVM |
@@ -32,6 +31,7 @@ mod svm;
 
 pub(crate) use dmabuf::find as find_dmabuf;
 pub(crate) use memory::{doorbells, mmio, take_piece};
+pub use queue::ProcessQueue;
 
 use kfd_abi::kfd::{IOCTLS, nr};
 use kfd_abi::{ioctl, version};

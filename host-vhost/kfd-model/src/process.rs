@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use kfd_abi::drm::amdgpu::VmPageFlags;
@@ -11,8 +12,11 @@ use nix::errno::Errno;
 
 use crate::arena::{Arena, PAGE};
 use crate::dmabuf::{self, DmaBuf};
+use crate::engine::runner::Engines;
+use crate::engine::slots::Slots;
 use crate::events::Events;
 use crate::ids::Ids;
+use crate::kfd::ProcessQueue;
 use crate::ledger::{Ledger, Limits};
 use crate::machine::Machine;
 use crate::object::{Content, Graveyard, OBJECT_FLAGS, Object};
@@ -38,9 +42,11 @@ const COMMON_CAPACITY: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Process {
     /// Its events.
-    pub events: Events,
+    pub events: Arc<Events>,
     /// Its GPUs, in the topology's order.
-    pub devices: Vec<Device>,
+    pub devices: Vec<Arc<Device>>,
+    /// What runs its queues.
+    pub engines: Engines,
     /// Memory that belongs to no GPU; its memfd is the descriptor of `/dev/kfd`.
     pub common: Arc<Arena>,
     /// Nodes of the topology, CPUs included.
@@ -102,6 +108,10 @@ pub struct State {
     pub devices: Vec<DeviceState>,
     /// Handle of the buffer that serves as event page.
     pub event_page: Option<u64>,
+    /// Runtime enabled, for its queues.
+    pub exceptions: Arc<AtomicBool>,
+    /// Queues.
+    pub queues: Ids<ProcessQueue>,
     /// The runtime announced itself to the debugger (RUNTIME_ENABLE).
     pub runtime_enabled: bool,
     /// Recoverable page faults are on.
@@ -167,6 +177,8 @@ impl DrmFile {
 /// What a process has on one GPU.
 #[derive(Debug)]
 pub struct DeviceState {
+    /// Places of its queues.
+    pub slots: Slots,
     /// The render node whose address space the process took (ACQUIRE_VM).
     pub drm_file: Option<FileId>,
     /// Buffers by the low half of their handle.
@@ -254,12 +266,13 @@ impl Process {
             let capacity = gpu.memory.vram_bytes().saturating_add(limits.driver).saturating_mul(2);
             let arena = Arc::new(Arena::new("amdgpu", capacity)?);
             let sequences = arena.allocate(SEQUENCES_SIZE)?;
+            states.push(DeviceState::new(gpu));
             let (gpu_id, gpu, space) = (node.gpu_id, gpu.clone(), RwLock::default());
-            devices.push(Device { gpu_id, gpu, arena, sequences, space });
-            states.push(DeviceState::new());
+            devices.push(Arc::new(Device { gpu_id, gpu, arena, sequences, space }));
         }
         Ok(Self {
-            events: Events::default(),
+            events: Arc::default(),
+            engines: Engines::default(),
             devices,
             common: Arc::new(Arena::new("kfd", COMMON_CAPACITY)?),
             node_count: u32::try_from(topology.nodes.len()).unwrap_or(u32::MAX),
@@ -271,6 +284,8 @@ impl Process {
             state: Mutex::new(State {
                 devices: states,
                 event_page: None,
+                exceptions: Arc::default(),
+                queues: Ids::starting_at(0),
                 runtime_enabled: false,
                 xnack: profile.kernel.svm
                     && !profile.gpu.is_empty()
@@ -296,7 +311,7 @@ impl Process {
     ///
     /// # Errors
     /// `EINVAL` when there is none.
-    pub fn device(&self, gpu_id: u32) -> Result<(usize, &Device)> {
+    pub fn device(&self, gpu_id: u32) -> Result<(usize, &Arc<Device>)> {
         let index = self.index_of(gpu_id).ok_or(Errno::EINVAL)?;
         self.devices.get(index).map(|device| (index, device)).ok_or(Errno::EINVAL)
     }
@@ -469,8 +484,9 @@ impl State {
 }
 
 impl DeviceState {
-    fn new() -> Self {
+    fn new(gpu: &Gpu) -> Self {
         Self {
+            slots: Slots::new(gpu.gfx_target_version, gpu.engines),
             drm_file: None,
             buffers: Ids::starting_at(0),
             objects: BTreeMap::new(),

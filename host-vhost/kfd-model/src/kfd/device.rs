@@ -83,7 +83,8 @@ impl Call<'_> {
                 return Err(Errno::EINVAL);
             }
             let room = usize::try_from(arguments.num_of_nodes).unwrap_or(usize::MAX);
-            let entries: Vec<_> = self.process.devices.iter().take(room).map(apertures).collect();
+            let entries: Vec<_> =
+                self.process.devices.iter().take(room).map(|device| apertures(device)).collect();
             arguments.num_of_nodes = arguments.num_of_nodes.min(gpus);
             UserMemory.write_array(UserPtr(arguments.kfd_process_device_apertures_ptr), &entries)
         })
@@ -222,6 +223,7 @@ impl Call<'_> {
                 return Err(Errno::EBUSY);
             }
             state.runtime_enabled = enable;
+            state.exceptions.store(enable, std::sync::atomic::Ordering::Relaxed);
             Ok(())
         })
     }
