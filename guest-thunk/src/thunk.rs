@@ -7,6 +7,7 @@ pub mod lock;
 pub mod memory;
 pub mod open;
 pub mod process;
+pub mod queue;
 pub mod refusal;
 pub mod render;
 pub mod settings;
@@ -22,6 +23,7 @@ use hsakmt_abi::status::HsakmtStatus;
 use self::event::Events;
 use self::lock::{lock, read, write};
 use self::memory::{Host, Memory};
+use self::queue::Queues;
 use self::refusal::{Outcome, Refusal};
 use self::render::bo::Bos;
 use self::settings::Settings;
@@ -31,6 +33,8 @@ use crate::client::Client;
 /// One connection to the host, from the first open to the last close.
 pub struct Thunk {
     // Dropped in this order: the client is last, so that the host is there for as long as anything is its.
+    /// Queues.
+    pub queues: Queues,
     /// Events.
     pub events: Events,
     /// Buffers that were imported through libdrm.
@@ -51,6 +55,7 @@ impl Thunk {
     /// Begins with a connection.
     pub fn new(client: Client, settings: Settings) -> Self {
         Thunk {
+            queues: Queues::default(),
             events: Events::default(),
             bos: Bos::default(),
             memory: Memory::default(),
@@ -105,6 +110,7 @@ impl Thunk {
 
     /// Ends waits and frees what the host holds for this connection.
     fn shut_down(&self) {
+        self.queues.release_all(&self.client);
         self.events.release_all(&self.client);
         self.bos.release_all(&self.client);
         self.memory.release_all(&self.client);

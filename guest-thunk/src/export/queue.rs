@@ -4,14 +4,21 @@
 
 use hsakmt_abi::event::HsaEvent;
 use hsakmt_abi::queue::{HsaQueueInfo, HsaQueuePriority, HsaQueueResource, HsaQueueType};
+use virtio_kfd_protocol::limits::MAX_CU_MASK_WORDS;
 
 use super::exports;
-use super::pointer::{Address, In, Out};
+use super::pointer::{Address, In, Out, number};
+use crate::thunk::open;
+use crate::thunk::queue::{NewQueue, Update};
+use crate::thunk::refusal::Refusal;
+
+/// Bits of a word of a mask.
+const BITS: u32 = u32::BITS;
 
 exports! {
     "queue";
     /// Makes a queue.
-    not_implemented("planned: doorbells and rings in shared memory")
+    done("gfx9 and later; what the kernel refuses with EINVAL or ENOMEM is INVALID_PARAMETER or NO_MEMORY, where AMD's library says ERROR")
     fn hsaKmtCreateQueue(
         node_id: u32,
         queue_type: HsaQueueType,
@@ -21,10 +28,27 @@ exports! {
         queue_size_in_bytes: u64,
         event: Out<HsaEvent>,
         queue_resource: Out<HsaQueueResource>,
-    );
+    ) {
+        let thunk = open::current()?;
+        let no_place = || Refusal::parameter("QueueResource is NULL");
+        let resource = queue_resource.read().ok_or_else(no_place)?;
+        let new = NewQueue {
+            node: node_id,
+            kind: queue_type,
+            percentage: queue_percentage,
+            priority,
+            ring: number(queue_address),
+            ring_size: queue_size_in_bytes,
+            event: event.read(),
+            resource,
+        };
+        let snapshot = thunk.snapshot()?;
+        queue_resource.write(thunk.queues.create(&thunk.memory, thunk.host(&snapshot), new)?);
+        Ok(())
+    }
 
     /// Changes a queue.
-    not_implemented("planned")
+    done
     fn hsaKmtUpdateQueue(
         queue_id: u64,
         queue_percentage: u32,
@@ -32,21 +56,53 @@ exports! {
         queue_address: Address,
         queue_size: u64,
         event: Out<HsaEvent>,
-    );
+    ) {
+        // As in AMD's library, the event is the one that the queue was made with.
+        let _ = event;
+        let thunk = open::current()?;
+        let update = Update {
+            percentage: queue_percentage,
+            priority,
+            ring: number(queue_address),
+            ring_size: queue_size,
+        };
+        thunk.queues.update(&thunk.client, queue_id, update)
+    }
 
     /// Destroys a queue.
-    not_implemented("planned")
-    fn hsaKmtDestroyQueue(queue_id: u64);
+    done
+    fn hsaKmtDestroyQueue(queue_id: u64) {
+        let thunk = open::current()?;
+        thunk.queues.destroy(&thunk.memory, &thunk.client, queue_id)
+    }
 
     /// Sets which compute units a queue may use.
-    not_implemented("planned")
-    fn hsaKmtSetQueueCUMask(queue_id: u64, cu_mask_count: u32, queue_cu_mask: In<u32>);
+    done("within those that the VM may use; bits beyond 1024 are dropped, as by the kernel")
+    fn hsaKmtSetQueueCUMask(queue_id: u64, cu_mask_count: u32, queue_cu_mask: In<u32>) {
+        let thunk = open::current()?;
+        if cu_mask_count == 0 || !cu_mask_count.is_multiple_of(BITS) || queue_cu_mask.is_null() {
+            let why = format!("CUMaskCount is {cu_mask_count}, expected a multiple of 32 and a mask");
+            return Err(Refusal::parameter(why));
+        }
+        let words = usize::try_from(cu_mask_count / BITS).unwrap_or(MAX_CU_MASK_WORDS);
+        let mask = queue_cu_mask.read_all(words.min(MAX_CU_MASK_WORDS));
+        thunk.queues.set_cu_mask(&thunk.client, queue_id, &mask)
+    }
 
     /// State of a queue's waves.
-    not_implemented("planned")
-    fn hsaKmtGetQueueInfo(queue_id: u64, queue_info: Out<HsaQueueInfo>);
+    done("not on GPUs of several dies")
+    fn hsaKmtGetQueueInfo(queue_id: u64, queue_info: Out<HsaQueueInfo>) {
+        let thunk = open::current()?;
+        let queue_info = queue_info.required("QueueInfo")?;
+        queue_info.write(thunk.queues.info(&thunk.client, queue_id)?);
+        Ok(())
+    }
 
     /// Gives a queue global wave sync.
-    not_implemented("planned")
-    fn hsaKmtAllocQueueGWS(queue_id: u64, n_gws: u32, first_gws: Out<u32>);
+    done
+    fn hsaKmtAllocQueueGWS(queue_id: u64, n_gws: u32, first_gws: Out<u32>) {
+        let thunk = open::current()?;
+        first_gws.write(thunk.queues.alloc_gws(&thunk.client, queue_id, n_gws)?);
+        Ok(())
+    }
 }

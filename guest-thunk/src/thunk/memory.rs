@@ -15,6 +15,7 @@
 
 pub mod address;
 mod arena;
+pub mod block;
 mod buffer;
 mod export;
 mod fake;

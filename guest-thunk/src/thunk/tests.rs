@@ -1,6 +1,8 @@
 //! The logic over a host that keeps KFD's rules.
 
 mod kfd;
+mod queue;
+mod registered;
 mod vram;
 
 use hsakmt_abi::bits::BitField;

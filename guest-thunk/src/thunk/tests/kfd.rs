@@ -7,9 +7,10 @@ use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
 use virtio_kfd_protocol::topology::{TopologyFile, pack};
 use virtio_kfd_protocol::{
-    AllocMemoryAnswer, AllocMemoryRequest, Apertures, AvailableMemoryAnswer, Call, CreateEventAnswer,
-    EventId, GpuId, Handle, MapMemoryAnswer, MapRangeRequest, Nothing, Request, ShareMemoryAnswer,
-    ShareToken, Status, TopologyReadAnswer, WaitEvent, WaitEventsAnswer,
+    AllocMemoryAnswer, AllocMemoryRequest, AllocQueueGwsAnswer, Apertures, AvailableMemoryAnswer, Call,
+    CreateEventAnswer, CreateQueueAnswer, CreateQueueRequest, DoorbellPageRequest, EventId, GpuId, Handle,
+    MapMemoryAnswer, MapRangeRequest, Nothing, QueueId, QueueWaveStateAnswer, Request, ShareMemoryAnswer,
+    ShareToken, Status, TopologyReadAnswer, UpdateQueueRequest, WaitEvent, WaitEventsAnswer,
 };
 
 use crate::client::Client;
@@ -51,6 +52,19 @@ pub struct State {
     pub event_page: Option<Handle>,
     /// Events by id; whether they are set.
     pub events: BTreeMap<u32, bool>,
+    /// Queues by id.
+    pub queues: BTreeMap<u32, CreateQueueRequest>,
+    /// Memory for doorbells, by GPU.
+    pub doorbells: BTreeMap<u32, DoorbellPageRequest>,
+    /// What was last asked about queues.
+    pub updated: Option<UpdateQueueRequest>,
+    /// The last mask.
+    pub cu_mask: Vec<u32>,
+    /// The errno with which the next calls about queues fail, or 0.
+    pub queue_errno: u32,
+    /// Where the next doorbell is.
+    pub doorbell: u32,
+    queues_made: u32,
     made: u32,
 }
 
@@ -97,7 +111,7 @@ fn topology() -> Vec<TopologyFile> {
         files.push(file(&path("gpu_id"), &format!("{}\n", gpu.0)));
         files.push(file(
             &path("properties"),
-            "simd_count 240\ngfx_target_version 90006\nlds_size_in_kb 64\ndevice_id 26273\n",
+            "simd_count 240\nsimd_per_cu 4\narray_count 4\nsimd_arrays_per_engine 1\nnum_xcc 1\ngfx_target_version 90006\nlds_size_in_kb 64\ndevice_id 26273\n",
         ));
         files.push(file(&path("mem_banks/0/properties"), "heap_type 1\nsize_in_bytes 4096\n"));
         files.push(file(&path("io_links/0/properties"), "type 2\nnode_to 0\nweight 20\n"));
@@ -280,8 +294,95 @@ impl State {
                 let waited = WaitEventsAnswer { wait_result, ..Default::default() };
                 answer.push::<WaitEvents>(header, &waited, &aged);
             }
+            other => return self.run_queue(raw, other, answer),
+        }
+        Ok(())
+    }
+
+    /// The calls about queues, by kfd_chardev.c, kfd_process_queue_manager.c and kfd_queue.c of Linux 6.12.
+    fn run_queue(
+        &mut self,
+        raw: &RawRequest<'_>,
+        request: Request,
+        answer: &mut AnswerFrameBuilder,
+    ) -> Result<(), u32> {
+        let header = &raw.header;
+        if (0x180..0x187).contains(&header.opcode) && self.queue_errno != 0 {
+            return Err(self.queue_errno);
+        }
+        match request {
+            Request::DoorbellPage { fixed, .. } => {
+                let old = self.doorbells.insert(fixed.gpu_id.0, fixed);
+                assert!(old.is_none(), "a GPU has one");
+                answer.push::<DoorbellPage>(header, &Nothing {}, &[]);
+            }
+            Request::CreateQueue { fixed, .. } => {
+                assert!(self.doorbells.contains_key(&fixed.gpu_id.0), "doorbells come first");
+                if fixed.percentage & 0xff > 100
+                    || fixed.priority > 15
+                    || !fixed.ring_size.is_power_of_two()
+                    || !self.is_whole(&fixed)
+                {
+                    return Err(EINVAL);
+                }
+                self.queues_made += 1;
+                self.queues.insert(self.queues_made, fixed);
+                let queue = QueueId(self.queues_made);
+                let made = CreateQueueAnswer { queue, doorbell_offset: self.doorbell };
+                answer.push::<CreateQueue>(header, &made, &[]);
+            }
+            Request::DestroyQueue { fixed, .. } => {
+                self.queues.remove(&fixed.queue.0).ok_or(EINVAL)?;
+                answer.push::<DestroyQueue>(header, &Nothing {}, &[]);
+            }
+            Request::UpdateQueue { fixed, .. } => {
+                self.updated = Some(fixed);
+                answer.push::<UpdateQueue>(header, &Nothing {}, &[]);
+            }
+            Request::SetCuMask { tail, .. } => {
+                self.cu_mask = tail;
+                answer.push::<SetCuMask>(header, &Nothing {}, &[]);
+            }
+            Request::GetQueueWaveState { fixed, .. } => {
+                let queue = self.queues.get(&fixed.queue.0).ok_or(EINVAL)?;
+                // get_wave_state of kfd_mqd_manager_v9.c: 0x18 bytes used of the control stack, 0x2000 of the area.
+                let (size, used) = (queue.control_stack_size, 0x18);
+                let mut bytes = vec![0u8; size as usize];
+                for (place, word) in
+                    bytes.as_chunks_mut::<4>().0.iter_mut().zip([size - used, used, size, 0x2000])
+                {
+                    *place = word.to_le_bytes();
+                }
+                bytes[(size - used) as usize..].fill(0x5a);
+                let state = QueueWaveStateAnswer { control_stack_used: used, save_area_used: 0x2000 };
+                answer.push::<GetQueueWaveState>(header, &state, &bytes);
+            }
+            Request::AllocQueueGws { .. } => {
+                answer.push::<AllocQueueGws>(header, &AllocQueueGwsAnswer { first: 0, pad: 0 }, &[]);
+            }
             _ => answer.push_status(header.opcode, Status::OK, 0),
         }
         Ok(())
+    }
+
+    /// `kfd_queue_acquire_buffers`: pointers, end-of-pipe buffer and save area are buffers of exactly their size, mapped
+    /// to the GPU.
+    fn is_whole(&self, queue: &CreateQueueRequest) -> bool {
+        let is_buffer = |va: u64, size: u64| {
+            let mut buffers = self.buffers.values();
+            buffers.any(|buffer| {
+                let request = &buffer.request;
+                (request.va.0, request.size) == (va, size) && buffer.mapped == [queue.gpu_id]
+            })
+        };
+        let page = |va: u64| va & !4095;
+        // The sizes that the kernel computes for 60 units in 4 engines.
+        let save = queue.context_save_va.0 == 0
+            || (queue.context_save_size, queue.control_stack_size) == (0x13f_1000, 0x5000)
+                && is_buffer(queue.context_save_va.0, 0x140_1000);
+        let aql = queue.kind == 2;
+        save && (aql || is_buffer(page(queue.write_pointer_va.0), 4096))
+            && (aql || page(queue.write_pointer_va.0) == page(queue.read_pointer_va.0))
+            && (queue.eop_va.0 == 0 || is_buffer(queue.eop_va.0, queue.eop_size))
     }
 }

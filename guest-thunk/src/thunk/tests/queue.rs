@@ -1,0 +1,253 @@
+//! Queues over a host that keeps KFD's rules.
+#![allow(unsafe_code, reason = "reads of the memory that the library has made for a queue")]
+
+use hsakmt_abi::event::HsaEvent;
+use hsakmt_abi::queue::{HsaQueuePriority, HsaQueueResource, HsaQueueType};
+use hsakmt_abi::status::HsakmtStatus;
+use virtio_kfd_protocol::Call;
+
+use super::kfd::{GPUS, Kfd};
+use super::{mapping, status};
+use crate::thunk::queue::{NewQueue, Update};
+use crate::thunk::refusal::Outcome;
+
+/// A read of memory that was just made.
+fn word(address: u64) -> u32 {
+    let pointer = std::ptr::with_exposed_provenance::<u32>(address as usize);
+    assert!(pointer.is_aligned() && mapping(address).as_deref() == Some("rw-s"), "{address:#x}");
+    // SAFETY: the address is aligned and in a mapping that can be read, and nobody writes there meanwhile.
+    unsafe { pointer.read_volatile() }
+}
+
+fn long(address: u64) -> u64 {
+    u64::from(word(address)) | u64::from(word(address + 4)) << 32
+}
+
+impl Kfd {
+    fn new_queue(&self, kind: HsaQueueType) -> NewQueue {
+        NewQueue {
+            node: self.gpu_node(),
+            kind,
+            percentage: 100,
+            priority: HsaQueuePriority::NORMAL,
+            ring: 0x7000_0000,
+            ring_size: 4096,
+            event: None,
+            resource: HsaQueueResource {
+                queue_wptr_value: 0x6000_0038,
+                queue_rptr_value: 0x6000_0080,
+                ..Default::default()
+            },
+        }
+    }
+
+    fn create(&self, new: NewQueue) -> Outcome<HsaQueueResource> {
+        let snapshot = self.thunk.snapshot().unwrap();
+        self.thunk.queues.create(&self.thunk.memory, self.thunk.host(&snapshot), new)
+    }
+
+    fn destroy(&self, id: u64) -> Outcome<()> {
+        self.thunk.queues.destroy(&self.thunk.memory, &self.thunk.client, id)
+    }
+}
+
+#[test]
+fn an_aql_queue_has_what_the_kernel_demands() {
+    let kfd = Kfd::new();
+    let event = HsaEvent { event_id: 9, ..Default::default() };
+    let mut new = kfd.new_queue(HsaQueueType::COMPUTE_AQL);
+    (new.event, new.priority) = (Some(event), HsaQueuePriority::MAXIMUM);
+    new.resource.error_reason = 0x1234_5678_9abc;
+    kfd.state.lock().unwrap().doorbell = 0x1238;
+    let queue = kfd.create(new).unwrap();
+    let request = *kfd.state.lock().unwrap().queues.values().next().unwrap();
+    assert_eq!((request.kind, request.gpu_id, request.priority, request.percentage), (2, GPUS[0], 15, 100));
+    assert_eq!((request.ring_va.0, request.ring_size), (0x7000_0000, 4096));
+    assert_eq!((request.write_pointer_va.0, request.read_pointer_va.0), (0x6000_0038, 0x6000_0080));
+    assert_eq!((request.eop_size, request.context_save_size), (4096, 0x13f_1000));
+    assert_eq!(mapping(request.eop_va.0).as_deref(), Some("---p"), "VRAM");
+    // fill_cwsr_header of AMD's library.
+    let area = request.context_save_va.0;
+    assert_eq!((word(area + 16), word(area + 20)), (0x13f_1000, 0x1_0000), "the debugger's memory");
+    assert_eq!((long(area + 24), word(area + 32)), (0x1234_5678_9abc, 9));
+    assert_eq!(({ queue.queue_wptr_value }, { queue.queue_rptr_value }), (0x6000_0038, 0x6000_0080));
+    let doorbell = queue.queue_door_bell;
+    assert_eq!(doorbell & 0xfff, 0x238);
+    assert_eq!(long(doorbell), u64::MAX);
+    assert_eq!((long(doorbell - 0x1238), long(doorbell + 8192 - 0x1240)), (u64::MAX, u64::MAX));
+    kfd.destroy(queue.queue_id).unwrap();
+    let state = kfd.state.lock().unwrap();
+    assert!(state.queues.is_empty());
+    assert!(state.buffers.is_empty(), "{:?}", state.buffers);
+    drop(state);
+    assert_eq!(mapping(area), None);
+    assert_eq!(long(doorbell), u64::MAX, "doorbells stay");
+    assert_eq!(status(kfd.destroy(queue.queue_id)), HsakmtStatus::INVALID_PARAMETER);
+}
+
+#[test]
+fn sdma_queues_get_their_pointers_and_share_the_doorbells_of_a_gpu() {
+    let kfd = Kfd::new();
+    let first = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    let (write, read) = ({ first.queue_wptr_value }, { first.queue_rptr_value });
+    assert_eq!((write - first.queue_id, read - first.queue_id), (8, 16));
+    assert_eq!((long(write), long(read)), (0, 0));
+    kfd.frames();
+    kfd.state.lock().unwrap().doorbell = 8;
+    let second = kfd.create(kfd.new_queue(HsaQueueType::SDMA_XGMI)).unwrap();
+    assert_eq!({ second.queue_door_bell }, first.queue_door_bell + 8);
+    let calls = kfd.frames().concat();
+    assert_eq!(calls, [Call::AllocMemory, Call::MapMemory, Call::CreateQueue]);
+    let mut on_the_other = kfd.new_queue(HsaQueueType::COMPUTE);
+    on_the_other.node += 1;
+    let third = kfd.create(on_the_other).unwrap();
+    assert_ne!(third.queue_door_bell & !8191, first.queue_door_bell & !8191);
+    let state = kfd.state.lock().unwrap();
+    assert_eq!(state.doorbells.len(), 2);
+    let kinds: Vec<u32> = state.queues.values().map(|queue| queue.kind).collect();
+    assert_eq!(kinds, [1, 3, 0]);
+    assert!(state.queues.values().take(2).all(|queue| (queue.eop_va.0, queue.context_save_va.0) == (0, 0)));
+}
+
+#[test]
+fn a_refused_queue_leaves_nothing() {
+    let kfd = Kfd::new();
+    let bad = |change: fn(&mut NewQueue)| {
+        let mut new = kfd.new_queue(HsaQueueType::COMPUTE_AQL);
+        change(&mut new);
+        status(kfd.create(new))
+    };
+    assert_eq!(bad(|new| new.ring_size = 4097), HsakmtStatus::INVALID_PARAMETER);
+    assert_eq!(bad(|new| new.percentage = 101), HsakmtStatus::INVALID_PARAMETER);
+    kfd.frames();
+    assert_eq!(bad(|new| new.priority = HsaQueuePriority(4)), HsakmtStatus::INVALID_PARAMETER);
+    assert_eq!(bad(|new| new.kind = HsaQueueType::DMA_AQL), HsakmtStatus::INVALID_PARAMETER);
+    assert_eq!(bad(|new| new.ring_size = 1 << 32), HsakmtStatus::INVALID_PARAMETER);
+    assert_eq!(bad(|new| new.node = 99), HsakmtStatus::INVALID_NODE_UNIT);
+    assert_eq!(bad(|new| new.node = 0), HsakmtStatus::INVALID_NODE_UNIT, "a CPU node");
+    assert_eq!(kfd.frames(), [] as [Vec<Call>; 0]);
+    for (errno, expected) in
+        [(12, HsakmtStatus::NO_MEMORY), (22, HsakmtStatus::INVALID_PARAMETER), (524, HsakmtStatus::ERROR)]
+    {
+        kfd.state.lock().unwrap().queue_errno = errno;
+        assert_eq!(bad(|_| ()), expected);
+    }
+    kfd.state.lock().unwrap().queue_errno = 0;
+    // Each of the three pieces of memory cannot be had or mapped.
+    kfd.state.lock().unwrap().vram = 0;
+    assert_eq!(bad(|_| ()), HsakmtStatus::NO_MEMORY);
+    (kfd.state.lock().unwrap().vram, kfd.state.lock().unwrap().map_limit) = (1 << 30, 0);
+    assert_eq!(bad(|_| ()), HsakmtStatus::NO_MEMORY);
+    kfd.state.lock().unwrap().map_limit = 64;
+    // A host whose doorbell nobody could ring.
+    for offset in [4, 8192, u32::MAX - 7] {
+        kfd.state.lock().unwrap().doorbell = offset;
+        assert_eq!(bad(|_| ()), HsakmtStatus::ERROR, "{offset:#x}");
+    }
+    let state = kfd.state.lock().unwrap();
+    assert!(state.buffers.is_empty() && state.queues.is_empty());
+    assert_eq!(state.vram, 1 << 30);
+}
+
+#[test]
+fn a_queue_that_the_host_does_not_destroy_stays() {
+    let kfd = Kfd::new();
+    let queue = kfd.create(kfd.new_queue(HsaQueueType::COMPUTE)).unwrap();
+    kfd.state.lock().unwrap().queue_errno = 62;
+    assert_eq!(status(kfd.destroy(queue.queue_id)), HsakmtStatus::ERROR);
+    assert_eq!(long(queue.queue_wptr_value), 0, "its memory is there");
+    kfd.state.lock().unwrap().queue_errno = 0;
+    kfd.destroy(queue.queue_id).unwrap();
+}
+
+#[test]
+fn updates_and_masks() {
+    let kfd = Kfd::new();
+    let (queues, client) = (&kfd.thunk.queues, &kfd.thunk.client);
+    let id = kfd.create(kfd.new_queue(HsaQueueType::COMPUTE_AQL)).unwrap().queue_id;
+    let update = Update { percentage: 0, priority: HsaQueuePriority::LOW, ring: 0, ring_size: 4096 };
+    queues.update(client, id, update).unwrap();
+    let updated = kfd.state.lock().unwrap().updated.unwrap();
+    assert_eq!((updated.percentage, updated.priority, updated.ring_va.0, updated.ring_size), (0, 3, 0, 4096));
+    let wrong = Update { priority: HsaQueuePriority(-4), ..update };
+    assert_eq!(status(queues.update(client, id, wrong)), HsakmtStatus::INVALID_PARAMETER);
+    assert_eq!(status(queues.update(client, 0, update)), HsakmtStatus::INVALID_PARAMETER);
+    let info = queues.info(client, id).unwrap();
+    assert_eq!({ info.num_cu_assigned }, 64, "60 units");
+    assert_eq!(long(info.cu_mask_info), (1 << 60) - 1);
+    queues.set_cu_mask(client, id, &[0xff00, 1, 2]).unwrap();
+    assert_eq!(kfd.state.lock().unwrap().cu_mask, [0xff00, 1, 2]);
+    let info = queues.info(client, id).unwrap();
+    assert_eq!(({ info.num_cu_assigned }, long(info.cu_mask_info)), (96, 0x1_0000_ff00));
+    queues.set_cu_mask(client, id, &[7; 40]).unwrap();
+    assert_eq!(kfd.state.lock().unwrap().cu_mask, [7; 32], "as the kernel cuts it");
+    assert_eq!(queues.alloc_gws(client, id, 1), Ok(0));
+    for (errno, expected) in [
+        (22, HsakmtStatus::INVALID_PARAMETER),
+        (16, HsakmtStatus::OUT_OF_RESOURCES),
+        (19, HsakmtStatus::NOT_SUPPORTED),
+        (5, HsakmtStatus::ERROR),
+    ] {
+        kfd.state.lock().unwrap().queue_errno = errno;
+        assert_eq!(status(queues.alloc_gws(client, id, 1)), expected, "{errno}");
+    }
+}
+
+#[test]
+fn the_state_of_waves_is_where_the_kernel_writes_it() {
+    let kfd = Kfd::new();
+    let (queues, client) = (&kfd.thunk.queues, &kfd.thunk.client);
+    let id = kfd.create(kfd.new_queue(HsaQueueType::COMPUTE_AQL)).unwrap().queue_id;
+    let info = queues.info(client, id).unwrap();
+    let area = info.save_area_header;
+    assert_eq!({ info.user_context_save_area }, area + 0x5000);
+    assert_eq!(
+        ({ info.control_stack_top }, { info.control_stack_used_in_bytes }),
+        (area + 0x5000 - 0x18, 0x18)
+    );
+    assert_eq!({ info.save_area_size_in_bytes }, 0x2000);
+    let header: Vec<u32> = (0..6).map(|index| word(area + 4 * index)).collect();
+    assert_eq!(header, [0x4fe8, 0x18, 0x5000, 0x2000, 0x13f_1000, 0x1_0000], "the library's part stays");
+    assert_eq!(
+        (word(area + 0x4fe4), word(area + 0x4fe8), word(area + 0x4ffc)),
+        (0, 0x5a5a_5a5a, 0x5a5a_5a5a)
+    );
+    let sdma = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    assert_eq!(status(queues.info(client, sdma.queue_id)), HsakmtStatus::ERROR);
+}
+
+#[test]
+fn a_close_ends_queues_before_their_memory() {
+    let kfd = Kfd::new();
+    let mut addresses = Vec::new();
+    for _ in 0..70 {
+        addresses.push(kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap().queue_id);
+    }
+    kfd.frames();
+    // One of them is gone on the host: the others go nevertheless.
+    kfd.state.lock().unwrap().queues.pop_first();
+    kfd.thunk.shut_down();
+    let calls = kfd.frames().concat();
+    let last = calls.iter().rposition(|call| *call == Call::DestroyQueue).unwrap();
+    assert!(!calls[..last].contains(&Call::FreeMemory));
+    let state = kfd.state.lock().unwrap();
+    assert!(state.queues.is_empty() && state.buffers.is_empty());
+}
+
+#[test]
+fn threads_make_and_destroy_queues_at_once() {
+    let kfd = Kfd::new();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let queue = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+                    kfd.destroy(queue.queue_id).unwrap();
+                }
+            });
+        }
+    });
+    let state = kfd.state.lock().unwrap();
+    assert!(state.queues.is_empty() && state.buffers.is_empty());
+    assert_eq!(state.doorbells.len(), 1, "the first queue brought them");
+}
