@@ -1,6 +1,7 @@
 //! The logic over a host that keeps KFD's rules.
 
 mod kfd;
+mod registered;
 mod queue;
 mod registered;
 mod vram;

@@ -1,6 +1,6 @@
 //! Mapping allocations to GPUs.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
@@ -35,13 +35,13 @@ impl Memory {
         if let Backing::Registered(registered) = &allocation.backing {
             return map_registered(host, &allocation, registered);
         }
-        let registered = lock(&allocation.state).registered.clone();
+        let mut state = lock(&allocation.state);
         let gpus = match host.snapshot.gpu_of(allocation.node).ok().flatten() {
-            _ if !registered.is_empty() => registered,
+            _ if !state.registered.is_empty() => state.registered.clone(),
             Some(gpu) if is_vram(&allocation.backing) => host.snapshot.peers(gpu),
             _ => host.snapshot.all_gpus(),
         };
-        map(host.client, &allocation, &gpus).map(|()| 0)
+        map(host.client, &allocation, &mut state, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtMapMemoryToGPUNodes`: to the GPUs of these nodes and to no others.
@@ -61,14 +61,15 @@ impl Memory {
         if gpus.contains(&GpuId(0)) {
             return Err(Refusal::error("the list of nodes has a node without a GPU"));
         }
-        let allowed = lock(&allocation.state).registered.clone();
+        let mut state = lock(&allocation.state);
+        let allowed = &state.registered;
         if !allowed.is_empty() && gpus.iter().any(|gpu| !allowed.contains(gpu)) {
             return Err(Refusal::error("the memory is registered for other nodes"));
         }
         let superfluous: Vec<GpuId> =
-            lock(&allocation.state).mapped.iter().copied().filter(|gpu| !gpus.contains(gpu)).collect();
-        unmap(host.client, &allocation, &superfluous)?;
-        map(host.client, &allocation, &gpus).map(|()| 0)
+            state.mapped.iter().copied().filter(|gpu| !gpus.contains(gpu)).collect();
+        unmap(host.client, &allocation, &mut state, &superfluous)?;
+        map(host.client, &allocation, &mut state, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtUnmapMemoryToGPU`: from all GPUs. A second unmap does nothing.
@@ -84,8 +85,8 @@ impl Memory {
             return Ok(());
         }
         let mapped = state.mapped.clone();
-        drop(state);
-        unmap(client, &allocation, &mapped)
+        // Under the same lock as the look at the count: another thread that maps now would lose its mapping else.
+        unmap(client, &allocation, &mut state, &mapped)
     }
 
     /// Nodes of the GPUs that have an allocation mapped, for messages.
@@ -102,22 +103,16 @@ impl Memory {
 
 /// Maps memory of the application to the GPUs that it is registered for, and counts. Gives its address there.
 fn map_registered(host: Host<'_>, allocation: &Arc<Allocation>, registered: &Registered) -> Outcome<u64> {
-    let gpus = {
-        let mut state = lock(&allocation.state);
-        if state.mappings > 0 && !state.freed {
-            state.mappings = state.mappings.saturating_add(1);
-            Vec::new()
-        } else if state.registered.is_empty() {
-            host.snapshot.all_gpus()
-        } else {
-            state.registered.clone()
-        }
-    };
-    if !gpus.is_empty() {
-        map(host.client, allocation, &gpus)?;
-        let mut state = lock(&allocation.state);
-        state.mappings = state.mappings.saturating_add(1);
+    let mut state = lock(&allocation.state);
+    if state.mappings == 0 || state.freed {
+        let gpus = match state.registered.is_empty() {
+            true => host.snapshot.all_gpus(),
+            false => state.registered.clone(),
+        };
+        map(host.client, allocation, &mut state, &gpus)?;
     }
+    state.mappings = state.mappings.saturating_add(1);
+    drop(state);
     let offset = registered.address.checked_rem(page_size()).unwrap_or(0);
     Ok(allocation.start().saturating_add(offset))
 }
@@ -139,9 +134,8 @@ fn require_memory(allocation: &Arc<Allocation>) -> Outcome<()> {
 }
 
 /// Maps to those of the GPUs that have it not mapped yet.
-fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome<()> {
+fn map(client: &Client, allocation: &Arc<Allocation>, state: &mut State, gpus: &[GpuId]) -> Outcome<()> {
     require_memory(allocation)?;
-    let mut state = lock(&allocation.state);
     if state.freed {
         return Err(Refusal::parameter("the allocation has been freed"));
     }
@@ -155,17 +149,17 @@ fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome
         // KFD passes over a GPU that has it already, and AMD's library keeps the list as it was.
         let listed = if result.is_ok() { &missing } else { &once };
         let done = if result.is_ok() { missing.len() } else { done };
-        add(&mut state, listed.iter().take(done));
+        add(state, listed.iter().take(done));
         return result;
     }
     if let Some(pieces) = allocation.pieces() {
-        return map_pieces(client, allocation, &mut state, &pieces, &missing);
+        return map_pieces(client, allocation, state, &pieces, &missing);
     }
     match &allocation.backing {
         Backing::Vram(part) => {
             let handle = part.buffer.handle;
             let (answer, _) = client.call::<MapMemory>(&BufferRequest { handle }, &missing, 0)?;
-            mapped(&mut state, &missing, answer)
+            mapped(state, &missing, answer)
         }
         // Nothing to do without a GPU.
         _ => Ok(()),
@@ -176,7 +170,7 @@ fn map(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome
 fn map_pieces(
     client: &Client,
     allocation: &Allocation,
-    state: &mut MutexGuard<'_, State>,
+    state: &mut State,
     pieces: &[Piece],
     gpus: &[GpuId],
 ) -> Outcome<()> {
@@ -366,8 +360,7 @@ fn complete(what: &str, gpus: &[GpuId], answer: MapMemoryAnswer) -> Outcome<()> 
     ))
 }
 
-fn unmap(client: &Client, allocation: &Arc<Allocation>, gpus: &[GpuId]) -> Outcome<()> {
-    let mut state = lock(&allocation.state);
+fn unmap(client: &Client, allocation: &Arc<Allocation>, state: &mut State, gpus: &[GpuId]) -> Outcome<()> {
     let gpus: Vec<GpuId> = gpus.iter().copied().filter(|gpu| state.mapped.contains(gpu)).collect();
     if gpus.is_empty() {
         return Ok(());

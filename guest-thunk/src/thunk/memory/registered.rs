@@ -98,15 +98,28 @@ impl Memory {
             state: Mutex::new(state),
         });
         // Another thread may have been faster; then what keeps this one goes again.
-        let mut ranges = write(&self.registered);
-        if ranges.contains_key(&key) {
+        loop {
+            let mut ranges = write(&self.registered);
+            let Some(other) = ranges.get(&key).cloned() else {
+                write(&self.allocations).insert(allocation.start(), Arc::clone(&allocation));
+                ranges.insert(key, allocation);
+                return Ok(());
+            };
             drop(ranges);
-            self.register_again(key.0, key.1, gpus)?;
-            return Ok(());
+            if self.register_again(key.0, key.1, gpus)? {
+                return Ok(());
+            }
+            // A third one ends that registration right now.
+            self.forget_range(key, &other);
         }
-        write(&self.allocations).insert(allocation.start(), Arc::clone(&allocation));
-        ranges.insert(key, allocation);
-        Ok(())
+    }
+
+    /// Takes a registration that has ended out of the table of ranges, unless a new one has its place already.
+    fn forget_range(&self, key: (u64, u64), ended: &Arc<Allocation>) {
+        let mut ranges = write(&self.registered);
+        if ranges.get(&key).is_some_and(|there| Arc::ptr_eq(there, ended)) {
+            ranges.remove(&key);
+        }
     }
 
     /// `hsaKmtDeregisterMemory`: ends a registration, by the application's address or the GPUs'.
@@ -131,7 +144,7 @@ impl Memory {
             Backing::Registered(registered) => {
                 self.give_up(client, &allocation, &mut state)?;
                 drop(state);
-                write(&self.registered).remove(&(registered.address, registered.size));
+                self.forget_range((registered.address, registered.size), &allocation);
                 self.forget(client, &allocation);
                 Ok(())
             }
