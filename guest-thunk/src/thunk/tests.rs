@@ -1,7 +1,6 @@
 //! The logic over a host that keeps KFD's rules.
 
 mod kfd;
-mod registered;
 mod queue;
 mod registered;
 mod vram;
