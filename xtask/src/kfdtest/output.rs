@@ -154,6 +154,7 @@ fn skip_reason(line: &str) -> Option<&'static str> {
         (&["hsa_debug"], "runs only with HSA_DEBUG"),
         (&["series asics", "later asics", "other asics", "family id"], "for another kind of GPU"),
         (&["large bar"], "needs VRAM that the CPU sees"),
+        (&["mmio"], "no page of GPU registers"),
         (&["no vram"], "no VRAM is reported"),
         (&["render node", "debugfs"], "needs a file of the kernel that is not there"),
         (&["system memory"], "needs more system memory"),

@@ -4,6 +4,20 @@ use std::fmt::{self, Write};
 
 use super::output::Outcome;
 
+/// Why tests end otherwise on our stack, where that is known and stays so for now.
+const KNOWN: &[(&str, &str)] = &[
+    (
+        "KFDMemoryTest.PtraceAccess",
+        "no debugger reaches the library's host memory in a guest, docs/limits.md",
+    ),
+    (
+        "KFDMemoryTest.MemoryRegister",
+        "registers variables on the stack, which adoption refuses, docs/limits.md",
+    ),
+    ("KFDIPCTest.BasicTest", "registers a variable on the stack, which adoption refuses, docs/limits.md"),
+    ("KFDMemoryTest.HostHdpFlush", "no page of GPU registers is offered to guests"),
+];
+
 /// One test in both runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
@@ -209,7 +223,11 @@ pub fn page(about: &About, rows: &[Row]) -> String {
 }
 
 fn section<'a>(text: &mut String, title: &str, rows: impl Iterator<Item = &'a Row>) {
-    let lines: Vec<String> = rows.map(|row| format!("- {row}\n")).collect();
+    let line = |row: &Row| match KNOWN.iter().find(|(test, _)| *test == row.test) {
+        Some((_, why)) => format!("- {row}: {why}\n"),
+        None => format!("- {row}\n"),
+    };
+    let lines: Vec<String> = rows.map(line).collect();
     let body = if lines.is_empty() { "None.\n".to_owned() } else { lines.concat() };
     // Writing to a string cannot fail.
     let _ = write!(text, "\n## {title}\n\n{body}");
@@ -285,6 +303,8 @@ mod tests {
         assert!(text.contains("\n- Guest: "), "{text}");
         // Its failure counts too.
         rows.truncate(1);
+        let known = row("KFDMemoryTest.PtraceAccess", Outcome::Passed, fail("t.cpp:3"));
+        assert!(page(&about(), &[known]).contains("(loop-back: t.cpp:3): no debugger reaches"));
         assert!(!rows.iter().any(Row::is_worse));
         for row in &mut rows {
             row.guest = Some(fail("t.cpp:5"));
