@@ -291,6 +291,11 @@ calls! {
         request: ResourceRequest, [u8; 0]; answer: ResourceInfoAnswer, [u8; 0];
         ring: Any; kfd: [0x1c]; drm: [];
     }
+    /// Ends a token before its buffer is freed. Who has the memory by then keeps it.
+    0x14a memory UnshareMemory {
+        request: UnshareMemoryRequest, [u8; 0]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: []; drm: [];
+    }
     /// `AMDKFD_IOC_CREATE_EVENT`
     0x160 event CreateEvent {
         request: CreateEventRequest, [u8; 0]; answer: CreateEventAnswer, [u8; 0];

@@ -142,6 +142,9 @@ impl Run<'_> {
             Request::ResourceInfo { fixed, .. } => {
                 self.answer::<calls::ResourceInfo>(raw, memory::resource_info(context, &fixed))
             }
+            Request::UnshareMemory { .. } => {
+                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "not written yet"))
+            }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);
                 self.answer::<calls::CreateEvent>(raw, outcome)

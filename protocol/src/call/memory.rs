@@ -109,6 +109,14 @@ pub struct ShareMemoryAnswer {
     pub token: ShareToken,
 }
 
+/// A token that is no longer to be good for anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct UnshareMemoryRequest {
+    /// A token of this context's.
+    pub token: ShareToken,
+}
+
 /// Memory of another context, and where it is to be seen here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
