@@ -46,12 +46,6 @@ pub const EXCEPTIONS: &[Exception] = &[
         why: "the native library counts registrations that it refused (fmm_register_memory); ours does not",
     },
     Exception {
-        section: "register",
-        native: "register(huge, 0x400000000000) = ERROR",
-        ours: "register(huge, 0x400000000000) = NOT_SUPPORTED",
-        why: "refused by both; a range of that size cannot be adopted, whatever lies in it",
-    },
-    Exception {
         section: "misc",
         native: "read from itself = NOT_IMPLEMENTED, 77 copied, a",
         ours: "read from itself = SUCCESS, 64 copied, b",

@@ -76,6 +76,94 @@ fn the_suite_prints_what_it_prints_natively(stack: &Stack) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// What a process prints of a shared handle that another one made, which is no longer good or never was.
+const NO_HANDLE: &str = "register a shared handle = ERROR, size 0
+a forged handle, word 0 = ERROR
+a forged handle, word 1 = ERROR
+a forged handle, word 2 = ERROR
+a forged handle, word 3 = ERROR
+a forged handle, word 4 = ERROR
+a forged handle, word 5 = ERROR
+a forged handle, word 6 = ERROR
+a forged handle, word 7 = ERROR
+";
+
+/// What the section `share` prints for one kind of memory. `with_handle` is what the other process prints.
+fn shared(node: u32, flags: &str, status: &str, with_handle: &str, afterwards: &str) -> String {
+    format!(
+        "== {flags}
+alloc a(node {node}, size 0x400000, align 0, {flags}) = SUCCESS, address aligned
+map(a, 0x400000) = SUCCESS, alternate NULL
+gpu 0 writes 0x400000 bytes of a: done
+share(a+0x100000) = INVALID_PARAMETER
+share without a handle = INVALID_PARAMETER
+share(a) = {status}
+{with_handle}{afterwards}register its own handle = ERROR
+info(a) = SUCCESS, type allocated, node {node}, flags {flags}, cpu a, gpu a, size 0x400000, registered 0 NULL, \
+         mapped 2 {{1 2}}, data NULL
+unmap(a) = SUCCESS
+free(a, 0x400000) = SUCCESS
+after free:
+{NO_HANDLE}"
+    )
+}
+
+/// What the other process prints of a good handle: what it is told, that both reach the same memory, opened twice.
+fn opened(flags: &str) -> String {
+    let forged = NO_HANDLE.split_once('\n').unwrap().1;
+    format!(
+        "register a shared handle = SUCCESS, size 0x400000
+{forged}info(b) = SUCCESS, type shared, node 1, flags {flags}, cpu NULL, gpu b, size 0x400000, registered 0 NULL, \
+         mapped 0 NULL, data NULL
+map(b, 0x400000) = SUCCESS, alternate NULL
+gpu 0 reads 0x400000 bytes of b: same
+gpu 0 writes 0x400000 bytes of b: done
+register it again = SUCCESS, another address
+info(c) = SUCCESS, type shared, node 1, flags {flags}, cpu NULL, gpu c, size 0x400000, registered 1 {{1}}, \
+         mapped 0 NULL, data NULL
+map(c, 0x400000) = SUCCESS, alternate NULL
+gpu 0 reads 0x400000 bytes of c: same
+unmap(c) = SUCCESS
+deregister(c) = SUCCESS
+gpu 0 reads 0x400000 bytes of b: same
+unmap(b) = SUCCESS
+deregister(b) = SUCCESS
+deregister(b) = MEMORY_NOT_REGISTERED
+"
+    )
+}
+
+/// Handles as bytes (cases C17 and C22). Natively they need ioctls of AMD's own driver (AMDKFD_IOC_IPC_*) that no upstream
+/// kernel has, so there every call fails. In a guest they work for memory of a GPU's node; statuses and what pointers tell
+/// are those of fmm_share_memory and fmm_register_shared_memory; a forged handle is refused, and one's own.
+fn handles_are_shared_as_bytes(stack: &Stack) {
+    let native = native(&stack.artifacts, &stack.program, PROFILE, "share").unwrap();
+    assert!(native.error.is_none(), "{:?}", native.error);
+    for line in native.lines.iter().filter(|line| line.contains("share") || line.contains("handle")) {
+        let refused = ["= ERROR", "= ERROR, size 0", "= INVALID_PARAMETER", "= INVALID_PARAMETER, size 0"];
+        assert!(line == "= share" || refused.iter().any(|end| line.ends_with(end)), "natively: {line}");
+    }
+    let nothing = &mut |_: &str| Ok(0);
+    let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, "share", &[], nothing).unwrap();
+    assert!(ours.error.is_none(), "{:?}", ours.error);
+    let mut expected = String::new();
+    for flags in ["NonPaged|Coarse", "NonPaged|HostAccess|Coarse", "NonPaged|HostAccess"] {
+        let seen = "gpu 0 reads 0x400000 bytes of a: same\n";
+        expected.push_str(&shared(1, flags, "SUCCESS", &opened(flags), seen));
+    }
+    // A dma-buf is the way for system memory.
+    expected.push_str(&shared(0, "HostAccess", "NOT_SUPPORTED", NO_HANDLE, ""));
+    expected.push_str(
+        "share(NULL) = INVALID_PARAMETER
+register a handle of zeros = ERROR
+register no handle = INVALID_PARAMETER
+close = SUCCESS
+the other process: exit 0
+close = SUCCESS",
+    );
+    assert_eq!(from_heading(&ours.lines).join("\n"), expected);
+}
+
 /// The calls that differ by default, without the opt-in.
 fn registration_is_refused_by_default(stack: &Stack) {
     let nothing = &mut |_: &str| Ok(0);
@@ -224,6 +312,7 @@ fn memory_in_a_guest() {
 
     let parts: &[Part] = &[
         ("the suite prints what it prints natively", the_suite_prints_what_it_prints_natively),
+        ("handles are shared as bytes", handles_are_shared_as_bytes),
         ("registration is refused by default", registration_is_refused_by_default),
         ("rounds leave nothing behind", rounds_leave_nothing_behind),
         ("memory is plugged in and out", memory_is_plugged_in_and_out),

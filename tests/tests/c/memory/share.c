@@ -80,7 +80,7 @@ static void child_open(const struct order *order) {
     HSAKMT_STATUS status = hsaKmtRegisterSharedHandle(&order->handle, &memory, &size);
     line("register a shared handle = %s, size %#lx", status_name(status), (unsigned long)size);
     // One bit of it is another handle.
-    for (unsigned word = 0; word < 8; word += 2) {
+    for (unsigned word = 0; word < 8; word++) {
         HsaSharedMemoryHandle forged;
         void *none = NULL;
         memcpy(forged, order->handle, sizeof forged);
@@ -235,6 +235,7 @@ static void accounts(void) {
     char *b = quiet_alloc(machine.gpu[0], 32 * MIB, VISIBLE);
     ask_child(channel, &order, -1);
     quiet_free(a, 64 * MIB);
+    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
     ask_child(channel, &order, -1);
     quiet_free(b, 32 * MIB);
     hsaKmtAvailableMemory(machine.gpu[0], &ignored);
