@@ -198,7 +198,9 @@ impl Arenas {
         let found = arenas.iter_mut().find_map(|arena| Some((arena.offset(place.start)?, arena)));
         if let Some((offset, arena)) = found {
             arena.used = arena.used.saturating_sub(1);
-            if !part.is_exported() {
+            if part.is_exported() {
+                part.unshare(client);
+            } else {
                 arena.zero(offset, place.size);
                 arena.space.give(offset, place.taken);
             }

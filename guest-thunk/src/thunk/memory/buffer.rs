@@ -3,8 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use virtio_kfd_protocol::calls::{FreeMemory, ShareMemory};
-use virtio_kfd_protocol::{BufferRequest, GpuId, Handle, ShareMemoryRequest, ShareToken};
+use virtio_kfd_protocol::calls::{FreeMemory, ShareMemory, UnshareMemory};
+use virtio_kfd_protocol::{
+    BufferRequest, GpuId, Handle, ShareMemoryRequest, ShareToken, UnshareMemoryRequest,
+};
 
 use crate::client::Client;
 use crate::thunk::lock::lock;
@@ -112,6 +114,14 @@ impl Part {
         let (answer, _) = client.call::<ShareMemory>(&request, &[], 0)?;
         *place = Some(answer.token);
         Ok(answer.token)
+    }
+
+    /// Ends its token, of which a process can have only so many, though the buffer lives on. Who has the memory by then
+    /// keeps it.
+    pub(super) fn unshare(&self, client: &Client) {
+        let Some(token) = lock(&self.token).take() else { return };
+        // Else it ends with the buffer.
+        let _ = client.call::<UnshareMemory>(&UnshareMemoryRequest { token }, &[], 0);
     }
 
     /// The same, if it was shared.

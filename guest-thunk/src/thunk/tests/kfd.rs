@@ -1,10 +1,11 @@
 //! A host that keeps KFD's rules for buffers and events, as far as the thunk must keep them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::frame::{AnswerFrameBuilder, RawRequest, RequestFrame};
+use virtio_kfd_protocol::limits::MAX_SHARES;
 use virtio_kfd_protocol::topology::{TopologyFile, pack};
 use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, AllocQueueGwsAnswer, Apertures, AvailableMemoryAnswer, Call,
@@ -40,6 +41,8 @@ pub struct Buffer {
 pub struct State {
     /// Calls by frame, since the last look.
     pub frames: Vec<Vec<Call>>,
+    /// Tokens that are good.
+    pub tokens: HashSet<ShareToken>,
     /// Parts of buffers that GPUs have mapped.
     pub ranges: Vec<MapRangeRequest>,
     /// Buffers by slot.
@@ -247,7 +250,15 @@ impl State {
             Request::ShareMemory { fixed, .. } => {
                 let token =
                     ShareToken(ShareToken::BIT | u64::from(fixed.handle.index()) << 32 | fixed.offset);
+                if self.tokens.len() >= MAX_SHARES && !self.tokens.contains(&token) {
+                    return Err(ENOMEM);
+                }
+                self.tokens.insert(token);
                 answer.push::<ShareMemory>(header, &ShareMemoryAnswer { token }, &[]);
+            }
+            Request::UnshareMemory { fixed, .. } => {
+                assert!(self.tokens.remove(&fixed.token), "a token that there is");
+                answer.push::<UnshareMemory>(header, &Nothing {}, &[]);
             }
             Request::FreeMemory { fixed, .. } => {
                 let handle = fixed.handle;

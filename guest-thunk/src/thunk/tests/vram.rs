@@ -288,6 +288,20 @@ fn an_exported_part_is_not_used_again_before_its_arena_goes() {
     assert_eq!(kfd.buffers(), 0);
 }
 
+/// A long-running program that exports now and then, while one small allocation keeps the arena.
+#[test]
+fn exported_parts_that_are_freed_do_not_use_up_what_can_be_exported() {
+    let kfd = Kfd::with_window(64 * MIB);
+    let keeps_the_arena = kfd.visible(4096).unwrap();
+    for round in 0..2 * virtio_kfd_protocol::limits::MAX_SHARES {
+        let address = kfd.visible(4096).unwrap();
+        let exported = kfd.thunk.memory.export(&kfd.thunk.client, address, 4096);
+        drop(exported.unwrap_or_else(|refusal| panic!("round {round}: {refusal}")));
+        kfd.free(address).unwrap();
+    }
+    kfd.free(keeps_the_arena).unwrap();
+}
+
 #[test]
 fn what_has_no_dma_buf_says_so() {
     let kfd = Kfd::with_window(64 * MIB);
