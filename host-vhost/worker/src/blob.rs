@@ -1,6 +1,6 @@
 //! Guest memory: regions, and GUEST blobs as runs of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 
 use kfd_host::mapping::Piece;
@@ -13,8 +13,10 @@ use crate::failure::Failure;
 /// Bytes of a page of guest and host (x86-64).
 pub const PAGE: u64 = 4096;
 
-/// Most blobs of a context, whatever their state.
+/// Most blobs of a context that can be used.
 const MAX_BLOBS: usize = 64 * 1024;
+/// Refused blobs that are remembered as such, the last ones: the device does not tell of their end.
+const MAX_REFUSED: usize = 1024;
 /// Most regions of guest memory (vhost-user has at most 512 memory slots).
 const MAX_REGIONS: usize = 4096;
 
@@ -65,6 +67,8 @@ pub struct BlobPiece {
 pub struct GuestMemory {
     regions: HashMap<u32, Region>,
     blobs: HashMap<u32, State>,
+    /// Blobs that were refused, in order; their numbers may have been used again.
+    refused: VecDeque<u32>,
     max_runs: u32,
     runs: u32,
 }
@@ -72,7 +76,13 @@ pub struct GuestMemory {
 impl GuestMemory {
     /// None yet; at most `max_runs` runs are kept over all blobs.
     pub fn new(max_runs: u32) -> Self {
-        GuestMemory { regions: HashMap::new(), blobs: HashMap::new(), max_runs, runs: 0 }
+        GuestMemory {
+            regions: HashMap::new(),
+            blobs: HashMap::new(),
+            refused: VecDeque::new(),
+            max_runs,
+            runs: 0,
+        }
     }
 
     /// A region of guest memory. Its numbers are the device's: wrong ones say that the device is broken.
@@ -105,7 +115,9 @@ impl GuestMemory {
     /// A piece of a blob's list. What is wrong with it shows when the blob is used.
     pub fn attach(&mut self, piece: BlobPiece) -> Result<(), Failure> {
         let resource = piece.resource;
-        if !self.blobs.contains_key(&resource) && self.blobs.len() >= MAX_BLOBS {
+        // No more than the last term of them are refused ones.
+        let most = MAX_BLOBS.saturating_add(MAX_REFUSED);
+        if !self.blobs.contains_key(&resource) && self.blobs.len() >= most {
             return Err(Failure::limit(format!("blob {resource}: more than {MAX_BLOBS} blobs")));
         }
         let mut blob = match self.blobs.remove(&resource) {
@@ -132,7 +144,7 @@ impl GuestMemory {
             }
             Err(failure) => {
                 self.give_back(&blob);
-                self.blobs.insert(resource, State::Refused(failure.clone()));
+                self.remember(resource, failure.clone());
                 Err(failure)
             }
         }
@@ -193,9 +205,19 @@ impl GuestMemory {
     /// A blob that the device has refused for one of its limits.
     pub fn refuse(&mut self, resource: u32) {
         self.detach(resource);
-        if self.blobs.len() < MAX_BLOBS {
-            let failure = Failure::limit(format!("blob {resource} is over a limit of the device"));
-            self.blobs.insert(resource, State::Refused(failure));
+        self.remember(resource, Failure::limit(format!("blob {resource} is over a limit of the device")));
+    }
+
+    /// Whoever uses a blob is told why it was refused, until others have been since.
+    fn remember(&mut self, resource: u32, failure: Failure) {
+        self.blobs.insert(resource, State::Refused(failure));
+        self.refused.push_back(resource);
+        if self.refused.len() > MAX_REFUSED
+            && let Some(oldest) = self.refused.pop_front()
+            && oldest != resource
+            && matches!(self.blobs.get(&oldest), Some(State::Refused(_)))
+        {
+            self.blobs.remove(&oldest);
         }
     }
 
@@ -395,6 +417,20 @@ mod tests {
         memory.attach(whole(1, vec![run(1, 0, 2)])).unwrap();
         assert_eq!(memory.size(ResourceId(1)), Ok(Some(2 * P)));
         assert_eq!(memory.size(ResourceId(2)), Ok(None));
+    }
+
+    #[test]
+    fn refused_blobs_take_no_place_from_others() {
+        let mut memory = memory(10);
+        let last = (MAX_BLOBS + MAX_REFUSED) as u32 + 10;
+        for resource in 0..last {
+            assert_eq!(status(memory.attach(whole(resource, vec![run(9, 0, 1)]))), Status::BAD_RESOURCE);
+            memory.refuse(resource);
+        }
+        assert_eq!(memory.blobs.len(), MAX_REFUSED / 2);
+        assert_eq!(status(memory.size(ResourceId(last - 1))), Status::LIMIT);
+        memory.attach(whole(last, vec![run(1, 0, 1)])).unwrap();
+        assert_eq!(memory.size(ResourceId(last)), Ok(Some(P)));
     }
 
     #[test]

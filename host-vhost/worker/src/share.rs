@@ -70,6 +70,20 @@ impl Dmabuf {
     }
 }
 
+/// Whether a buffer may be given to other contexts. Memory of another context counts where it was allocated, for as long as what
+/// that context has given out is used, so that it is not passed on from here; who has it by a blob or a token passes on
+/// those. GTT, which is the host's own memory, ends with its context.
+fn check_own(buffer: &Buffer) -> Result<(), Failure> {
+    let refuse = |reason: &str| Err(Failure::new(Status::NOT_SUPPORTED, reason));
+    match buffer.backing {
+        Backing::Imported { .. } | Backing::Piece { .. } => {
+            refuse("the memory is another context's to share")
+        }
+        Backing::Gtt { .. } => refuse("memory of the host is for its context alone"),
+        Backing::Vram { .. } | Backing::Guest { .. } => Ok(()),
+    }
+}
+
 impl Context {
     /// The whole memory of a buffer as a dma-buf.
     pub fn dmabuf(&self, buffer: &Buffer) -> Result<Dmabuf, Failure> {
@@ -127,7 +141,7 @@ impl Memory {
             return Err(Errno::ENOSPC);
         }
         let shown = context.shown(buffer, 0, size);
-        let dmabuf = match context.dmabuf(buffer) {
+        let dmabuf = match check_own(buffer).and_then(|()| context.dmabuf(buffer)) {
             Ok(dmabuf) => Some(dmabuf),
             Err(failure) => {
                 tracing::debug!("resource {resource} is for this context alone: {failure}");
@@ -200,16 +214,12 @@ impl Memory {
         if self.tokens.len() >= MAX_SHARES {
             return Err(Failure::limit(format!("ShareMemory: {MAX_SHARES} pieces are shared")));
         }
+        check_own(buffer)?;
         let dmabuf = context.dmabuf(buffer)?;
         let shown = context.shown(buffer, offset, size);
-        let start = match buffer.backing {
-            Backing::Piece { offset, .. } => offset,
-            _ => 0,
-        };
-        let whole = start.checked_add(offset).ok_or_else(|| Failure::invalid("ShareMemory: the offset"))?;
         let token = new_token()?;
         let (vram, memory) = (vram_of(buffer), shown.map(|(_, memory)| memory));
-        let piece = SharedPiece { offset: whole, size, handle: handle.0, vram, memory };
+        let piece = SharedPiece { offset, size, handle: handle.0, vram, memory };
         context.share(token, piece, shown.map(|(file, _)| file), dmabuf.as_fd())?;
         self.tokens.insert(token, handle);
         let buffer = self.buffer_mut(handle)?;
@@ -234,6 +244,7 @@ impl Memory {
                     let reason = format!("resource {id}: the buffer that it shows is freed");
                     Failure::new(Status::BAD_RESOURCE, reason)
                 };
+                // A blob of one's own shows one's own memory, from its start on (`check_own`).
                 let buffer = self.buffer(*handle).map_err(gone)?;
                 Ok((context.dmabuf(buffer)?, 0, *size))
             }

@@ -102,9 +102,17 @@ pub fn set_trap_handler(context: &Context, request: &SetTrapHandlerRequest) -> O
     Ok(Reply::of(Nothing {}))
 }
 
+/// Cannot be enabled: with a runtime enabled the kernel answers an exception of a queue by reading the head of its context
+/// save area, and writing where that points to, at the addresses of the KFD process (kfd_send_exception_to_runtime,
+/// kfd_process.c). Here those are the worker's, and the queue's are the guest's. Runtimes take it for a kernel before KFD 1.13
+/// and hear of errors through the queue itself.
 pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outcome<RuntimeEnable> {
     expect_zero("RuntimeEnable", &[request.pad.into()])?;
-    let capabilities = context.kfd.runtime_enable(request.r_debug.0, request.mode)?;
+    if request.mode != 0 {
+        let reason = "RuntimeEnable: exceptions would reach memory of the worker";
+        return Err(Failure::new(Status::NOT_SUPPORTED, reason));
+    }
+    let capabilities = context.kfd.runtime_enable(request.r_debug.0, 0)?;
     Ok(Reply::of(RuntimeEnableAnswer { capabilities, pad: 0 }))
 }
 

@@ -281,6 +281,36 @@ fn a_blob_of_ones_own_is_imported() {
     assert_eq!(free(&mut worker, whole), (Status::BAD_HANDLE, 0));
 }
 
+/// Memory that another context has shared is not passed on by handle: neither the rest of the buffer that it is a piece of,
+/// nor beyond the time for which its owner counts it.
+#[test]
+fn imported_memory_and_the_hosts_own_are_not_passed_on() {
+    let (mut owner, gpu_id) = worker();
+    let (mut other, _) = worker();
+    let buffer = alloc(&mut owner, gpu_id, 0, 8, VRAM | PUBLIC);
+    let (_, offset, size, piece) = share(&mut owner, buffer, 5, 2);
+    let (_, _, _, whole) = share(&mut owner, buffer, 0, 8);
+    other.send(&ToWorker::AttachShared { resource: 60, offset, size }, Some(&piece));
+    other.send(&ToWorker::AttachShared { resource: 61, offset: 0, size: 8 * P }, Some(&whole));
+    let (piece, _) = import(&mut other, 60, gpu_id, 0).unwrap();
+    let (whole, _) = import(&mut other, 61, gpu_id, VA).unwrap();
+    // A page of events, which the CPU sees.
+    let gtt = alloc(&mut other, gpu_id, VA + 256 * P, 8, GTT);
+    for (handle, pages) in [(piece, 2), (whole, 8), (gtt, 8)] {
+        let request = ShareMemoryRequest { handle, offset: 0, size: pages * P };
+        assert_eq!(other.failure::<ShareMemory>(&request, &[]), (Status::NOT_SUPPORTED, 0));
+    }
+    for (ticket, handle, pages) in [(1, piece, 2), (2, whole, 8)] {
+        let size = pages * P;
+        other.send(&ToWorker::Export { ticket, resource: 62, handle: handle.0, size }, None);
+        assert_eq!(other.other().0, Other::Exported { ticket, piece: Err(1) }, "EPERM");
+    }
+    other.send(&ToWorker::Export { ticket: 3, resource: 62, handle: gtt.0, size: 8 * P }, None);
+    let (Other::Exported { piece: Ok(piece), .. }, files) = other.other() else { panic!("not exported") };
+    assert!(piece.memory.is_some());
+    assert_eq!(files.len(), 1, "for the CPU, and not for other GPUs");
+}
+
 /// VRAM that no CPU can see is shared among GPUs all the same.
 #[test]
 fn private_memory_is_exported_for_gpus() {
