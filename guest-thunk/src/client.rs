@@ -108,6 +108,11 @@ impl Client {
         self.transport.guest_blob(size).map_err(|error| self.transport_failed(error))
     }
 
+    /// Bytes of guest memory that could be had in all, where that is known.
+    pub fn guest_memory_left(&self) -> Option<u64> {
+        self.transport.guest_memory_left()
+    }
+
     /// The same in pages that the guest's kernel treats as ordinary ones, where there are such. It can be mapped once,
     /// and not exported.
     pub fn ordinary_memory(&self, size: u64) -> Option<Box<dyn Blob>> {

@@ -86,6 +86,12 @@ pub trait Transport: Send + Sync {
     /// Makes a GUEST blob: zeroed memory of the guest, of `size` bytes, a multiple of the page size.
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>>;
 
+    /// Bytes that GUEST blobs could have in all at this moment, where that is known: the guest's kernel would push all else
+    /// out of memory to serve more, and then fail.
+    fn guest_memory_left(&self) -> Option<u64> {
+        None
+    }
+
     /// Memory for guest and host that the guest's kernel treats as ordinary pages, where there is such: zeroed, of `size` bytes, a
     /// multiple of the page size. It can be mapped once, and not exported. Whether the host has it shows at its first
     /// use.

@@ -186,6 +186,10 @@ impl Transport for VirtGpu {
         Ok(Box::new(GemBlob::new(&self.device, VIRTGPU_BLOB_MEM_GUEST, flags, 0, size)?))
     }
 
+    fn guest_memory_left(&self) -> Option<u64> {
+        available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    }
+
     fn ordinary_memory(&self, size: u64) -> Option<Box<dyn Blob>> {
         if !self.device.is_mine() {
             return None;
@@ -217,6 +221,12 @@ impl Transport for VirtGpu {
     }
 }
 
+/// `MemAvailable` of /proc/meminfo, in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kib.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Waits for a fence.
 fn wait(fence: BorrowedFd<'_>, limit: Duration) -> Result<()> {
     let deadline = Instant::now().checked_add(limit);
@@ -238,5 +248,20 @@ fn wait(fence: BorrowedFd<'_>, limit: Duration) -> Result<()> {
             // The frame is under way, so that the connection cannot be used further.
             Err(errno) => return Err(TransportError::Lost(format!("poll of a fence: {errno}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_as_the_kernel_writes_it() {
+        let text = "MemTotal:        2017172 kB\nMemFree:          169436 kB\nMemAvailable:    1501184 kB\n";
+        assert_eq!(available(text), Some(1_501_184 * 1024));
+        for text in ["", "MemTotal: 1 kB\n", "MemAvailable: x kB\n", "MemAvailable: 1 MB\n"] {
+            assert_eq!(available(text), None, "{text}");
+        }
+        assert!(available(&std::fs::read_to_string("/proc/meminfo").unwrap()).is_some_and(|bytes| bytes > 0));
     }
 }

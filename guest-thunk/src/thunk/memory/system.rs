@@ -9,6 +9,7 @@ use virtio_kfd_protocol::{GpuId, GuestVa};
 
 use super::registered::Piece;
 use super::{Allocation, Backing, Host, Place, Request, address_size, flags, reserve};
+use crate::client::Client;
 use crate::thunk::refusal::{Outcome, Refusal};
 use crate::thunk::topology::Gpu;
 use crate::transport::Blob;
@@ -39,6 +40,21 @@ impl System {
     }
 }
 
+/// Bytes from which on an allocation is compared with what the guest has left.
+const LARGE: u64 = 64 << 20;
+
+/// KFD refuses what the machine has not got before it takes a page (`amdgpu_amdkfd_reserve_mem_limit`). The guest's kernel
+/// would press all else out of memory first.
+fn check_room(client: &Client, size: u64) -> Outcome<()> {
+    match client.guest_memory_left() {
+        Some(left) if size >= LARGE && size > left => {
+            let why = format!("{size:#x} bytes, of which the guest has {left:#x} left");
+            Err(Refusal::new(HsakmtStatus::NO_MEMORY, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Allocates memory that the CPU can access at once. Without any GPU it is private memory of the process.
 pub(super) fn allocate(host: Host<'_>, gpu: Option<&Gpu>, request: Request) -> Outcome<Allocation> {
     // AMD's library answers HSAKMT_STATUS_ERROR to every failure here.
@@ -57,6 +73,7 @@ pub(super) fn allocate(host: Host<'_>, gpu: Option<&Gpu>, request: Request) -> O
     let chunk = if whole { request.size } else { CHUNK };
     let mut blobs: Vec<Arc<dyn Blob>> = Vec::new();
     let mut done = 0;
+    check_room(host.client, request.size)?;
     while done < request.size {
         let size = request.size.saturating_sub(done).min(chunk);
         // What KFD would have as its own is no ordinary memory natively either.
