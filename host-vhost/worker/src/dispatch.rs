@@ -142,8 +142,8 @@ impl Run<'_> {
             Request::ResourceInfo { fixed, .. } => {
                 self.answer::<calls::ResourceInfo>(raw, memory::resource_info(context, &fixed))
             }
-            Request::UnshareMemory { .. } => {
-                self.fail(raw, &Failure::new(Status::NOT_IMPLEMENTED, "not written yet"))
+            Request::UnshareMemory { fixed, .. } => {
+                self.answer::<calls::UnshareMemory>(raw, memory::unshare_memory(context, &fixed))
             }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);

@@ -228,6 +228,23 @@ impl Memory {
         Ok(token)
     }
 
+    /// Ends a token before its buffer. Who has made something with it keeps that. A token that has ended already, of which
+    /// something is still used, ends as well.
+    pub fn unshare(&mut self, context: &Context, token: ShareToken) -> Result<(), Failure> {
+        let known = self.tokens.get(&token).copied().ok_or_else(|| {
+            // A secret is not for the log.
+            Failure::new(Status::BAD_HANDLE, "UnshareMemory: this context has given out no such token")
+        });
+        if let Some(buffer) = self.buffers.get_mut(known?)
+            && let Some(index) = buffer.shares.iter().position(|share| share.token == token)
+        {
+            buffer.shares.swap_remove(index);
+            // Answered by `share_gone`, which gives back what it costs.
+            context.unshare(token);
+        }
+        Ok(())
+    }
+
     /// All that was made with a token is gone.
     pub fn share_gone(&mut self, token: ShareToken) {
         if let Some(handle) = self.tokens.remove(&token) {

@@ -3,12 +3,12 @@
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
     AllocMemory, AvailableMemory, FreeMemory, ImportMemory, MapMemory, MapRange, ResourceInfo, ShareMemory,
-    UnmapMemory, UnmapRange,
+    UnmapMemory, UnmapRange, UnshareMemory,
 };
 use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, GpuId, GpuRequest,
     ImportMemoryAnswer, ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing, ResourceInfoAnswer,
-    ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest,
+    ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest, UnshareMemoryRequest,
 };
 
 use super::{Made, Outcome, Reply};
@@ -85,6 +85,11 @@ pub fn share_memory(context: &Context, made: &Made, request: &ShareMemoryRequest
     let handle = made.resolve(request.handle)?;
     let token = context.memory().share(context, handle, request)?;
     Ok(Reply::of(ShareMemoryAnswer { token }))
+}
+
+pub fn unshare_memory(context: &Context, request: &UnshareMemoryRequest) -> Outcome<UnshareMemory> {
+    context.memory().unshare(context, request.token)?;
+    Ok(Reply::of(Nothing {}))
 }
 
 pub fn import_memory(context: &Context, request: &ImportMemoryRequest) -> Outcome<ImportMemory> {

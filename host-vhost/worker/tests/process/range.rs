@@ -281,6 +281,49 @@ fn a_blob_of_ones_own_is_imported() {
     assert_eq!(free(&mut worker, whole), (Status::BAD_HANDLE, 0));
 }
 
+/// A token ends before its buffer, and makes room for others; who has it keeps what it opened.
+#[test]
+fn a_token_ends_before_its_buffer() {
+    let (mut owner, gpu_id) = worker();
+    let (mut other, _) = worker();
+    let buffer = alloc(&mut owner, gpu_id, 0, 8, VRAM | PUBLIC);
+    let (token, offset, size, piece) = share(&mut owner, buffer, 5, 2);
+    other.send(&ToWorker::AttachShared { resource: 60, offset, size }, Some(&piece));
+    let (imported, _) = import(&mut other, 60, gpu_id, 0).unwrap();
+    let unknown = UnshareMemoryRequest { token: ShareToken(token.0 ^ 1) };
+    assert_eq!(owner.failure::<UnshareMemory>(&unknown, &[]), (Status::BAD_HANDLE, 0));
+    let unshare = UnshareMemoryRequest { token };
+    let mut request = frame(VERSION);
+    request.push::<UnshareMemory>(&unshare, &[], 0).unwrap();
+    owner.frame(0, request);
+    assert_eq!(owner.other().0, Other::Unshare(token.0));
+    assert_eq!(owner.answer(0).statuses(), [Status::OK]);
+    // Once more while the other one has it: nothing happens.
+    owner.call::<UnshareMemory>(&unshare, &[]).unwrap();
+    other.call::<MapRange>(&range(imported, gpu_id, 0, 2, VA), &[]).unwrap();
+    owner.send(&ToWorker::ShareGone { token: token.0 }, None);
+    assert_eq!(owner.failure::<UnshareMemory>(&unshare, &[]), (Status::BAD_HANDLE, 0));
+    // The same piece has another token now.
+    let (again, ..) = share(&mut owner, buffer, 5, 2);
+    assert_ne!(again, token);
+    let mut last = again;
+    // 256 at a time, and any number one after the other.
+    for _ in 0..300 {
+        let mut request = frame(VERSION);
+        request.push::<UnshareMemory>(&UnshareMemoryRequest { token: last }, &[], 0).unwrap();
+        owner.frame(0, request);
+        assert_eq!(owner.other().0, Other::Unshare(last.0));
+        assert_eq!(owner.answer(0).statuses(), [Status::OK]);
+        owner.send(&ToWorker::ShareGone { token: last.0 }, None);
+        (last, ..) = share(&mut owner, buffer, 5, 2);
+    }
+    let mut request = frame(VERSION);
+    request.push::<FreeMemory>(&BufferRequest { handle: buffer }, &[], 0).unwrap();
+    owner.frame(0, request);
+    assert_eq!(owner.other().0, Other::Unshare(last.0), "only the one that there is");
+    assert_eq!(owner.answer(0).statuses(), [Status::OK]);
+}
+
 /// Memory that another context has shared is not passed on by handle: neither the rest of the buffer that it is a piece of,
 /// nor beyond the time for which its owner counts it.
 #[test]
