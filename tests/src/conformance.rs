@@ -35,7 +35,10 @@ pub const SECTIONS: &[&str] =
     &["alloc", "fixed", "map", "nodes", "pointer", "register", "vmm", "drm", "data", "cases", "misc"];
 
 /// Sections for guests alone: loop-back has no device file, and one process.
-pub const SECTIONS_OF_GUESTS: &[&str] = &["replaced", "drm-file", "two"];
+pub const SECTIONS_OF_GUESTS: &[&str] = &["replaced", "drm-file", "two", "data-large"];
+
+/// Most system memory that the section `data-large` takes in a guest: what it takes, the guest must have.
+pub const SYSTEM_MEMORY_OF_GUESTS: (&str, &str) = ("MEMORY_SYSTEM_MIB", "512");
 
 /// Where ours must differ from the native library.
 pub const EXCEPTIONS: &[Exception] = &[
@@ -114,11 +117,18 @@ pub fn compile(root: &Path, place: Place) -> Result<CProgram> {
 ///
 /// # Errors
 /// It cannot be started.
-pub fn native(artifacts: &Artifacts, program: &CProgram, profile: &str, section: &str) -> Result<Outcome> {
+pub fn native(
+    artifacts: &Artifacts,
+    program: &CProgram,
+    profile: &str,
+    section: &str,
+    variables: &[(&str, &str)],
+) -> Result<Outcome> {
     let gpus = tempfile::tempdir()?;
     let mut command = program.command(&Under::model(artifacts, profile)?);
     // Processes of one machine: what one takes, another has not.
-    command.arg(section).env(DEBUG_VARIABLE, gpus.path()).env(MACHINE_VARIABLE, gpus.path().join("machine"));
+    command.arg(section).envs(variables.iter().copied());
+    command.env(DEBUG_VARIABLE, gpus.path()).env(MACHINE_VARIABLE, gpus.path().join("machine"));
     let outcome = listen(Box::new(OnHost::start(command, LIMIT)?), &mut GpuView::new(gpus.path()));
     outcome.keep(TRANSCRIPTS_VARIABLE, &format!("{}.{section}.native", profile.replace('/', "_")));
     Ok(outcome)

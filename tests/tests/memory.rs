@@ -29,7 +29,7 @@ fn same(profile: &str, sections: &[&str]) {
     let mut failed = Vec::new();
     for section in sections.iter().filter(|section| wanted(section)) {
         let begin = Instant::now();
-        let native = native(&artifacts, &program, profile, section).unwrap();
+        let native = native(&artifacts, &program, profile, section, &[]).unwrap();
         let took = begin.elapsed();
         let ours = loopback(&artifacts, &program, &daemon, section, &[REGISTER]).unwrap();
         let lines = native.lines.len();

@@ -12,7 +12,7 @@ use serde_json::json;
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::conformance::{
     EXCEPTIONS, EXCEPTIONS_OF_GUESTS, NOT_REGISTERED, REGISTER, ROUNDS_LEAVE, SECTIONS, SECTIONS_OF_GUESTS,
-    SET, compile, from_heading, in_guest, native, wanted,
+    SET, SYSTEM_MEMORY_OF_GUESTS, compile, from_heading, in_guest, native, wanted,
 };
 use virtio_kfd_tests::qmp::Qmp;
 use virtio_kfd_tests::transcript::compare;
@@ -61,13 +61,14 @@ fn user(script: &str) -> Command {
 
 fn the_suite_prints_what_it_prints_natively(stack: &Stack) {
     let mut failed = Vec::new();
+    let variables = &[REGISTER, SYSTEM_MEMORY_OF_GUESTS];
     let exceptions = [EXCEPTIONS, EXCEPTIONS_OF_GUESTS].concat();
     for section in SECTIONS.iter().chain(SECTIONS_OF_GUESTS).filter(|section| wanted(section)) {
         let begin = Instant::now();
-        let native = native(&stack.artifacts, &stack.program, PROFILE, section).unwrap();
+        let native = native(&stack.artifacts, &stack.program, PROFILE, section, variables).unwrap();
         let took = begin.elapsed();
         let nothing = &mut |_: &str| Ok(0);
-        let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, section, &[REGISTER], nothing).unwrap();
+        let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, section, variables, nothing).unwrap();
         println!("    {section}: natively {took:?}, in the guest {:?}", begin.elapsed() - took);
         if let Err(error) = compare(&native, &ours, &exceptions) {
             failed.push(format!("{section}: {error:#}"));
@@ -137,7 +138,7 @@ deregister(b) = MEMORY_NOT_REGISTERED
 /// kernel has, so there every call fails. In a guest they work for memory of a GPU's node; statuses and what pointers tell
 /// are those of fmm_share_memory and fmm_register_shared_memory; a forged handle is refused, and one's own.
 fn handles_are_shared_as_bytes(stack: &Stack) {
-    let native = native(&stack.artifacts, &stack.program, PROFILE, "share").unwrap();
+    let native = native(&stack.artifacts, &stack.program, PROFILE, "share", &[]).unwrap();
     assert!(native.error.is_none(), "{:?}", native.error);
     for line in native.lines.iter().filter(|line| line.contains("share") || line.contains("handle")) {
         let refused = ["= ERROR", "= ERROR, size 0", "= INVALID_PARAMETER", "= INVALID_PARAMETER, size 0"];
