@@ -4,6 +4,7 @@
 mod event;
 mod memory;
 mod open;
+mod queue;
 mod range;
 mod sandbox;
 mod support;
