@@ -30,6 +30,8 @@ pub enum Backing {
         _mapping: GuestMapping,
         /// The blob.
         resource: u32,
+        /// Where in the blob its memory begins, in bytes.
+        offset: u64,
         /// The regions under it.
         regions: BTreeSet<u32>,
         /// Mappings that it consists of.

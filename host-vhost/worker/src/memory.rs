@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kfd_abi::memory::AllocFlags;
-use kfd_host::{GuestMapping, KfdError, KfdHandle, NewBuffer};
+use kfd_host::{GuestMapping, KfdError, KfdHandle, NewBuffer, SharedWords};
 use kfd_ipc::ledger::Account;
 use kfd_ipc::worker::Run;
 use nix::errno::Errno;
@@ -15,6 +15,7 @@ use crate::buffer::{Backing, Buffer, Kind, kind};
 use crate::context::Context;
 use crate::failure::{Failure, errno_number};
 use crate::handle::Table;
+use crate::pump::GuestWords;
 use crate::range::Gems;
 use crate::share::HostBlob;
 
@@ -169,10 +170,34 @@ impl Memory {
         let backing = Backing::Guest {
             _mapping: mapping,
             resource: request.resource.0,
+            offset: request.resource_offset,
             regions: runs.iter().map(|run| run.region).collect(),
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
         };
         Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(buffer.va, buffer.size))
+    }
+
+    /// Eight bytes of guest memory at an address of a GPU, for this process itself; none where other memory is there.
+    pub fn guest_word(&self, gpu: GpuId, va: u64) -> Result<Option<GuestWords>, Failure> {
+        let here = self.buffers.find(|buffer| buffer.covers(gpu, va));
+        let Some(buffer) = here.first().and_then(|handle| self.buffers.get(*handle)) else { return Ok(None) };
+        let Backing::Guest { resource, offset, .. } = &buffer.backing else { return Ok(None) };
+        // An AQL ring is there twice in a row.
+        let Some(at) = va.checked_sub(buffer.addresses.start).filter(|at| *at < buffer.size) else {
+            return Ok(None);
+        };
+        let Some(at) = offset.checked_add(at).filter(|at| at.is_multiple_of(8)) else { return Ok(None) };
+        let within = at % PAGE;
+        let page = self.guest_words(ResourceId(*resource), at.saturating_sub(within), PAGE)?;
+        Ok(Some(GuestWords { first: within / 8, ..page }))
+    }
+
+    /// Guest memory of a blob for this process itself.
+    pub fn guest_words(&self, resource: ResourceId, offset: u64, size: u64) -> Result<GuestWords, Failure> {
+        let runs = self.guest.slice(resource, offset, size)?;
+        let words = SharedWords::new(&self.guest.pieces(&runs)?)?;
+        let regions = runs.iter().map(|run| run.region).collect();
+        Ok(GuestWords { words, first: 0, resource: resource.0, regions })
     }
 
     /// Whether there may be another buffer.
@@ -298,14 +323,14 @@ impl Memory {
     /// Takes the buffers on a blob from the GPUs and frees them. An error means that the GPU may still reach the pages.
     pub fn detach(&mut self, context: &Context, blob: u32) -> Result<(), Failure> {
         self.guest.detach(blob);
-        context.pump.fence(|shadow| shadow.resource == blob);
+        context.pump.fence(|words| words.resource == blob);
         self.take_away(context, |buffer| buffer.resource() == Some(blob))
     }
 
     /// Takes the buffers on a region of guest memory from the GPUs and frees them, and forgets the region.
     pub fn remove_region(&mut self, context: &Context, region: u32) -> Result<(), Failure> {
         self.guest.remove_region(region);
-        context.pump.fence(|shadow| shadow.regions.contains(&region));
+        context.pump.fence(|words| words.regions.contains(&region));
         self.take_away(context, |buffer| match &buffer.backing {
             Backing::Guest { regions, .. } => regions.contains(&region),
             _ => false,

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use bells::{Doorbells, Shadow};
+pub use bells::{Doorbells, GuestWords};
 use handover::{Handover, Turn};
 
 /// Polling without a pause for so long after a ring.
@@ -167,13 +167,13 @@ impl Pump {
         result
     }
 
-    /// The shadows for which `gone` holds are not touched any more when this returns.
-    pub fn fence(&self, gone: impl Fn(&Shadow) -> bool) {
+    /// The guest memory for which `gone` holds is not touched any more when this returns.
+    pub fn fence(&self, gone: impl Fn(&GuestWords) -> bool) {
         self.shared.with(|handover| handover.lock().bells.fence(gone));
     }
 
     /// New memory of the guest stands for doorbells. Whether stores to it trap has not been said.
-    pub fn set_shadow(&self, gpu: u32, shadow: Shadow) {
+    pub fn set_shadow(&self, gpu: u32, shadow: GuestWords) {
         self.change(|doorbells| doorbells.set_shadow(gpu, shadow));
         self.ring();
     }

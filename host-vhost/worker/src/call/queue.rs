@@ -5,7 +5,7 @@ use std::time::Duration;
 use kfd_abi::queue::{
     KFD_IOC_QUEUE_TYPE_COMPUTE, KFD_IOC_QUEUE_TYPE_COMPUTE_AQL, KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID,
 };
-use kfd_host::{NewQueue, QueueUpdate, SharedWords};
+use kfd_host::{NewQueue, QueueUpdate};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
     AllocQueueGws, CreateQueue, DestroyQueue, DoorbellPage, GetQueueWaveState, RingDoorbells, SetCuMask,
@@ -22,7 +22,7 @@ use super::{Outcome, Reply};
 use crate::blob::PAGE;
 use crate::context::{Context, Gpu};
 use crate::failure::{Failure, errno_number, expect_zero};
-use crate::pump::Shadow;
+use crate::memory::Memory;
 use crate::queue::Queue;
 
 /// The kernel's own errno, which has no name here: `ENOTSUPP` of include/linux/errno.h.
@@ -30,6 +30,9 @@ const ENOTSUPP: u32 = 524;
 
 /// Bytes of `struct kfd_context_save_area_header` that `get_wave_state` fills in.
 const WAVE_STATE_HEADER: usize = 16;
+
+/// Bytes of a packet in an AQL queue (HSA Platform System Architecture Specification).
+const AQL_PACKET_BYTES: u64 = 64;
 
 /// `gfx_target_version` of the first GPUs with doorbells of 8 bytes.
 const GFX9: u32 = 90_000;
@@ -43,10 +46,12 @@ pub fn create_queue(context: &Context, request: &CreateQueueRequest) -> Outcome<
         let reason = format!("CreateQueue: type {}", request.kind);
         return Err(Failure { status: Status::ERRNO, errno: ENOTSUPP, reason });
     }
+    // Held until the pump has the write index, so that a blob that goes meanwhile is fenced off.
+    let memory = context.memory();
     // Held during the calls, so that nobody else's new queue gets the id before all is done.
     let mut queues = context.queues();
     queues.budget.take(1)?;
-    let created = create(context, gpu, request);
+    let created = create(context, &memory, gpu, request);
     match created {
         Ok((id, queue)) => {
             let doorbell_offset = u32::try_from(queue.doorbell.saturating_mul(8)).unwrap_or(u32::MAX);
@@ -60,7 +65,17 @@ pub fn create_queue(context: &Context, request: &CreateQueueRequest) -> Outcome<
     }
 }
 
-fn create(context: &Context, gpu: &Gpu, request: &CreateQueueRequest) -> Result<(QueueId, Queue), Failure> {
+fn create(
+    context: &Context,
+    memory: &Memory,
+    gpu: &Gpu,
+    request: &CreateQueueRequest,
+) -> Result<(QueueId, Queue), Failure> {
+    let write_index = match request.kind {
+        KFD_IOC_QUEUE_TYPE_COMPUTE_AQL => memory.guest_word(gpu.id, request.write_pointer_va.0)?,
+        _ => None,
+    };
+    let slots = u64::from(request.ring_size) / AQL_PACKET_BYTES;
     let no_thread = |error| Failure::limit(format!("CreateQueue: no thread for doorbells: {error}"));
     context.pump.start().map_err(no_thread)?;
     let made = context.kfd.create_queue(&NewQueue {
@@ -87,7 +102,8 @@ fn create(context: &Context, gpu: &Gpu, request: &CreateQueueRequest) -> Result<
             }
         });
     finished?;
-    context.pump.change(|doorbells| doorbells.add(gpu.id.0, made.doorbell));
+    let write_index = write_index.map(|words| (words, slots));
+    context.pump.change(|doorbells| doorbells.add(gpu.id.0, made.doorbell, write_index));
     Ok((QueueId(made.id), Queue::new(request, made.doorbell)))
 }
 
@@ -212,10 +228,8 @@ pub fn doorbell_page(context: &Context, request: &DoorbellPageRequest) -> Outcom
     if context.pump.look_up(|doorbells| doorbells.has_shadow(gpu.id.0)) {
         return Err(Failure::invalid(format!("DoorbellPage: gpu_id {} has one", gpu.id.0)));
     }
-    let runs = memory.guest.slice(request.resource, request.offset, DOORBELL_SLICE_BYTES)?;
-    let words = SharedWords::new(&memory.guest.pieces(&runs)?)?;
-    let regions = runs.iter().map(|run| run.region).collect();
-    context.pump.set_shadow(gpu.id.0, Shadow { words, resource: request.resource.0, regions });
+    let shadow = memory.guest_words(request.resource, request.offset, DOORBELL_SLICE_BYTES)?;
+    context.pump.set_shadow(gpu.id.0, shadow);
     Ok(Reply::of(Nothing {}))
 }
 

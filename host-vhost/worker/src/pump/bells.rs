@@ -10,11 +10,13 @@ use super::handover::Bells;
 /// program has this value.
 pub const IDLE: u64 = u64::MAX;
 
-/// The guest's memory that stands for a GPU's doorbells.
+/// Guest memory that this process reads and writes itself.
 #[derive(Debug)]
-pub struct Shadow {
+pub struct GuestWords {
     /// The words.
     pub words: SharedWords,
+    /// The first one that is meant.
+    pub first: u64,
     /// The blob that they are in.
     pub resource: u32,
     /// The regions under it.
@@ -24,7 +26,7 @@ pub struct Shadow {
 /// A GPU's doorbells.
 #[derive(Debug, Default)]
 struct Gpu {
-    shadow: Option<Shadow>,
+    shadow: Option<GuestWords>,
     real: Option<SharedWords>,
     live: Vec<Live>,
 }
@@ -33,8 +35,27 @@ struct Gpu {
 #[derive(Debug)]
 struct Live {
     index: u64,
-    /// What was passed on last.
+    /// What it read last.
     last: u64,
+    /// Where an AQL queue's program counts the packets that it has begun, and the packets in its ring.
+    write_index: Option<(GuestWords, u64)>,
+}
+
+impl Live {
+    /// What the doorbell gets. Threads that share an AQL queue ring in any order, the last one perhaps with an earlier packet than
+    /// the one before it, and a look sees the last ring alone. A packet processor that hears of each ring takes the latest
+    /// packet of all; so does this, by the write index: a packet that is begun and not finished it waits for anyway.
+    fn value(&self, rung: u64) -> u64 {
+        let Some((guest, slots)) = &self.write_index else { return rung };
+        match guest.words.load(guest.first) {
+            None | Some(0) => rung,
+            Some(next) => {
+                let latest = next.wrapping_sub(1);
+                // A ring has no more packets than slots; what is further off is no index.
+                if latest.wrapping_sub(rung) < *slots { latest } else { rung }
+            }
+        }
+    }
 }
 
 /// All doorbells of a context.
@@ -65,7 +86,7 @@ impl Doorbells {
     }
 
     /// The guest's memory for the doorbells of a GPU; what it reads there so far is no ring.
-    pub fn set_shadow(&mut self, gpu: u32, shadow: Shadow) {
+    pub fn set_shadow(&mut self, gpu: u32, shadow: GuestWords) {
         let gpu = self.gpu(gpu);
         for live in &mut gpu.live {
             shadow.words.store(live.index, IDLE);
@@ -75,13 +96,13 @@ impl Doorbells {
     }
 
     /// A new queue has this doorbell. What an earlier one has left there is no ring.
-    pub fn add(&mut self, gpu: u32, index: u64) {
+    pub fn add(&mut self, gpu: u32, index: u64, write_index: Option<(GuestWords, u64)>) {
         let gpu = self.gpu(gpu);
         if let Some(shadow) = &gpu.shadow {
             shadow.words.store(index, IDLE);
         }
         gpu.live.retain(|live| live.index != index);
-        gpu.live.push(Live { index, last: IDLE });
+        gpu.live.push(Live { index, last: IDLE, write_index });
     }
 
     /// The queue is gone.
@@ -90,10 +111,13 @@ impl Doorbells {
     }
 
     /// The guest's memory for which `gone` holds is not looked at any more, and unmapped.
-    pub fn fence(&mut self, gone: impl Fn(&Shadow) -> bool) {
+    pub fn fence(&mut self, gone: impl Fn(&GuestWords) -> bool) {
         for gpu in self.gpus.values_mut() {
             if gpu.shadow.as_ref().is_some_and(&gone) {
                 gpu.shadow = None;
+            }
+            for live in &mut gpu.live {
+                live.write_index = live.write_index.take().filter(|(words, _)| !gone(words));
             }
         }
     }
@@ -108,7 +132,7 @@ impl Bells for Doorbells {
                 let Some(value) = shadow.words.load(live.index) else { continue };
                 if value != live.last {
                     live.last = value;
-                    real.store(live.index, value);
+                    real.store(live.index, live.value(value));
                     rang = true;
                 }
             }

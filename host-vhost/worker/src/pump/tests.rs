@@ -25,8 +25,8 @@ fn words(file: &File) -> SharedWords {
     SharedWords::new(&[Piece { file: file.as_fd(), offset: 0, len: 8192 }]).unwrap()
 }
 
-fn shadow(file: &File, resource: u32) -> Shadow {
-    Shadow { words: words(file), resource, regions: BTreeSet::from([resource]) }
+fn shadow(file: &File, resource: u32) -> GuestWords {
+    GuestWords { words: words(file), first: 0, resource, regions: BTreeSet::from([resource]) }
 }
 
 /// A pump that runs with a live queue at doorbell 3, the guest's memory and the real doorbells.
@@ -36,7 +36,7 @@ fn pump() -> (Pump, SharedWords, SharedWords) {
     pump.set_shadow(GPU, shadow(&guest, 1));
     pump.change(|doorbells| {
         doorbells.set_real(GPU, words(&device));
-        doorbells.add(GPU, 3);
+        doorbells.add(GPU, 3, None);
     });
     pump.start().unwrap();
     (pump, words(&guest), words(&device))
@@ -69,7 +69,7 @@ fn rings_of_live_queues_come_through_and_others_do_not() {
     pump.change(|doorbells| doorbells.remove(GPU, 3));
     guest.store(3, 1000);
     guest.store(4, 78);
-    pump.change(|doorbells| doorbells.add(GPU, 4));
+    pump.change(|doorbells| doorbells.add(GPU, 4, None));
     guest.store(4, 5);
     await_value(&device, 4, 5);
     assert_eq!(device.load(3), Some(999), "the queue is gone");
@@ -82,10 +82,10 @@ fn what_an_earlier_queue_has_left_is_no_ring() {
     await_value(&device, 3, 41);
     pump.change(|doorbells| doorbells.remove(GPU, 3));
     guest.store(3, 42);
-    pump.change(|doorbells| doorbells.add(GPU, 3));
+    pump.change(|doorbells| doorbells.add(GPU, 3, None));
     assert_eq!(guest.load(3), Some(IDLE));
     // A look at all of them is over when another queue's ring has come through twice.
-    pump.change(|doorbells| doorbells.add(GPU, 5));
+    pump.change(|doorbells| doorbells.add(GPU, 5, None));
     for value in 1..3 {
         guest.store(5, value);
         await_value(&device, 5, value);
@@ -140,7 +140,7 @@ fn a_shadow_that_is_fenced_off_is_unmapped_and_may_vanish() {
     // A look at it from here on would end this process with SIGBUS.
     guest.set_len(0).unwrap();
     pump.ring();
-    pump.change(|doorbells| doorbells.add(GPU, 6));
+    pump.change(|doorbells| doorbells.add(GPU, 6, None));
     thread::sleep(Duration::from_millis(5));
     assert!(!pump.look_up(|doorbells| doorbells.has_shadow(GPU)));
     assert_eq!(device.load(6), Some(0));
@@ -178,4 +178,36 @@ fn a_busy_pump_lets_calls_through() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// HSA Platform System Architecture Specification, "Multi vs. single submitting agents": threads that submit to one queue ring
+/// on their own, so that the doorbell's values come in any order.
+#[test]
+fn the_latest_packet_of_an_aql_queue_is_passed_on_though_an_earlier_one_rang_last() {
+    let (pump, guest, device) = pump();
+    let queue = memory();
+    let index = words(&queue);
+    // The write index lies somewhere in a page.
+    let place = GuestWords { first: 7, ..shadow(&queue, 9) };
+    pump.change(|doorbells| doorbells.add(GPU, 6, Some((place, 64))));
+    for (written, rung, passed_on) in [
+        // Packet 5 rang before packet 4.
+        (6, 4, 5),
+        (7, 6, 6),
+        // A full ring.
+        (70, 7, 69),
+        // No index at all: what rang.
+        (0, 8, 8),
+        (9, 20, 20),
+        (1 << 40, 21, 21),
+    ] {
+        index.store(7, written);
+        guest.store(6, rung);
+        await_value(&device, 6, passed_on);
+    }
+    // Its memory goes; the queue rings on.
+    pump.fence(|words| words.resource == 9);
+    queue.set_len(0).unwrap();
+    guest.store(6, 30);
+    await_value(&device, 6, 30);
 }
