@@ -145,16 +145,12 @@ impl Session {
     pub(super) fn check_blob_count(&self, owner: Option<u64>) -> Result<(), super::Refusal> {
         let (count, most) = match owner {
             Some(owner) => (self.workers.get(&owner).map_or(usize::MAX, |w| w.blobs), MAX_BLOBS_PER_CONTEXT),
-            None => (self.without_context().count(), MAX_BLOBS_WITHOUT_CONTEXT),
+            None => (self.unattached.len(), MAX_BLOBS_WITHOUT_CONTEXT),
         };
         if count >= most {
             return refuse(Response::OutOfMemory, "the context has as many blobs as it may have");
         }
         Ok(())
-    }
-
-    fn without_context(&self) -> impl Iterator<Item = &Resource> {
-        self.resources.values().filter(|resource| resource.owner.is_none())
     }
 
     fn create_guest_blob(
@@ -186,7 +182,8 @@ impl Session {
         }
         let runs = list.into_runs();
         if owner.is_none() {
-            let waiting = self.without_context().map(Resource::runs).fold(runs.len(), usize::saturating_add);
+            let waiting = self.unattached.iter().filter_map(|resource| self.resources.get(resource));
+            let waiting = waiting.map(Resource::runs).fold(runs.len(), usize::saturating_add);
             if let Err(refusal) = check_runs(waiting) {
                 return self.too_scattered(owner, &request, &refusal.why);
             }
@@ -215,6 +212,12 @@ impl Session {
     pub(super) fn insert(&mut self, resource: u32, owner: Option<u64>, kind: Kind) {
         self.last_serial = self.last_serial.wrapping_add(1);
         let serial = self.last_serial;
+        if owner.is_none() {
+            self.unattached.insert(resource);
+        }
+        if let Kind::Host(_) = kind {
+            self.host_blobs.insert(resource);
+        }
         let entry = Resource { serial, owner, attached: Vec::new(), awaited: 0, kind, leaving: false };
         self.resources.insert(resource, entry);
     }
@@ -253,7 +256,10 @@ impl Session {
         worker.runs = sum;
         worker.blobs = worker.blobs.saturating_add(1);
         match entry.owner {
-            None => entry.owner = Some(to),
+            None => {
+                entry.owner = Some(to);
+                self.unattached.remove(&resource);
+            }
             Some(_) => entry.attached.push(to),
         }
         let size = runs.iter().map(|placed| placed.run.len).fold(0, u64::saturating_add);
@@ -277,6 +283,7 @@ impl Session {
     pub(super) fn give_to_nobody(&mut self, resource: u32) {
         let Some(entry) = self.resources.get_mut(&resource) else { return };
         entry.owner = Some(NOBODY);
+        self.unattached.remove(&resource);
         match &mut entry.kind {
             Kind::Guest { size, runs, .. } => {
                 *size = 0;
@@ -385,8 +392,12 @@ impl Session {
                     return self.attach_host(resource, worker);
                 }
                 // Its frames must find the blob attached: all that comes for this worker waits as well.
-                host.waiting.push((token, header, operation));
-                self.hold_worker(worker);
+                if !self.hold_worker(worker) {
+                    return refuse(Response::Unspecified, "the context has waited for memory for too long");
+                }
+                if let Some(host) = self.host_blob(resource) {
+                    host.waiting.push((token, header, operation));
+                }
                 Ok(Step::Pending)
             }
             (Kind::Host(_), Operation::Attach { worker }) => self.attach_host(resource, worker),
@@ -467,6 +478,8 @@ impl Session {
 
     pub(super) fn forget(&mut self, resource: u32) {
         let Some(entry) = self.resources.remove(&resource) else { return };
+        self.unattached.remove(&resource);
+        self.host_blobs.remove(&resource);
         let runs = entry.runs();
         for holder in entry.holders() {
             if let Some(worker) = self.workers.get_mut(&holder) {

@@ -177,6 +177,25 @@ impl Session {
         }
         self.tell_supervisor(Some(ToSupervisor::Kill { worker: id }));
         self.lose_frames(id);
+        self.lose_exports(id);
+    }
+
+    /// A worker is being ended, which can take the kernel a while: other contexts do not wait for what it exports, in which
+    /// nothing of the guest's memory is.
+    fn lose_exports(&mut self, worker: u64) {
+        let exports = self.tickets.iter().filter_map(|(key, ticket)| match ticket.asked {
+            Asked::Export { resource, token } if ticket.worker == worker => Some((*key, resource, token)),
+            _ => None,
+        });
+        let mut exports: Vec<(u64, u32, Token)> = exports.collect();
+        // In the order of the commands.
+        exports.sort_unstable_by_key(|(key, ..)| *key);
+        for (ticket, resource, token) in exports {
+            // Settling another one may have come to this one already.
+            if self.tickets.remove(&ticket).is_some() {
+                self.export_failed(resource, token, "the worker is ended");
+            }
+        }
     }
 
     /// A worker is gone: everything that waited for it is settled.
@@ -425,6 +444,8 @@ impl Session {
         self.commands.finish_all(Response::Unspecified);
         self.contexts.clear();
         self.resources.clear();
+        self.unattached.clear();
+        self.host_blobs.clear();
         self.shares.clear();
         self.forget_orphans();
         self.pooled.clear();
@@ -452,8 +473,8 @@ mod tests {
     use crate::budget::WORKER_REPLY;
     use crate::config::DeviceConfig;
 
-    #[test]
-    fn a_worker_that_starts_has_time_for_that_and_then_for_its_answer() {
+    /// A device with these workers.
+    fn session(workers: &[(u64, Option<Instant>)]) -> (Session, Channel) {
         let config = DeviceConfig {
             gpus: Vec::new(),
             gpu_count: 1,
@@ -466,12 +487,10 @@ mod tests {
             pool: None,
             log: String::new(),
         };
-        let (supervisor, _other_end) = Channel::pair().unwrap();
+        let (supervisor, other_end) = Channel::pair().unwrap();
         let mut session =
             Session::new(config, supervisor, Default::default(), Ledger::create(3).unwrap()).unwrap();
-        let now = Instant::now();
-        let start_by = now + WORKER_START;
-        for (id, start_by) in [(1, None), (2, Some(start_by))] {
+        for (id, start_by) in workers.iter().copied() {
             session.workers.insert(
                 id,
                 Worker {
@@ -489,13 +508,55 @@ mod tests {
                 },
             );
         }
-        let ticket = |session: &mut Session, worker, patience| {
+        (session, other_end)
+    }
+
+    fn deadline(session: &mut Session, ticket: u64) -> &mut Option<Instant> {
+        &mut session.tickets.get_mut(&ticket).unwrap().deadline
+    }
+
+    #[test]
+    fn a_worker_that_starts_has_time_for_that_and_then_for_its_answer() {
+        let now = Instant::now();
+        let start_by = now + WORKER_START;
+        let (mut session, _supervisor) = session(&[(1, None), (2, Some(start_by))]);
+        let mut ask = |worker, patience| {
             let ticket = session.new_ticket(worker, Asked::RemoveRegion, patience);
-            session.tickets.get(&ticket).unwrap().deadline
+            *deadline(&mut session, ticket)
         };
-        let runs = ticket(&mut session, 1, Some(WORKER_REPLY)).unwrap();
+        let runs = ask(1, Some(WORKER_REPLY)).unwrap();
         assert!(runs >= now + WORKER_REPLY && runs < start_by, "{:?}", runs - now);
-        assert_eq!(ticket(&mut session, 2, Some(WORKER_REPLY)), Some(start_by + WORKER_REPLY));
-        assert_eq!(ticket(&mut session, 2, None), None, "a frame has no deadline");
+        assert_eq!(ask(2, Some(WORKER_REPLY)), Some(start_by + WORKER_REPLY));
+        assert_eq!(ask(2, None), None, "a frame has no deadline");
+    }
+
+    #[test]
+    fn what_a_held_worker_has_not_heard_of_is_not_late() {
+        let (mut session, _supervisor) = session(&[(1, None), (2, None)]);
+        let now = Instant::now();
+        let ends = |session: &mut Session, worker| {
+            session.tick();
+            session.workers[&worker].ending
+        };
+        for worker in [1, 2] {
+            assert!(session.hold_worker(worker));
+        }
+        let asked = session.new_ticket(1, Asked::RemoveRegion, Some(WORKER_REPLY));
+        let frame = session.new_ticket(1, Asked::RemoveRegion, None);
+        *deadline(&mut session, asked) = Some(now);
+        assert!(!ends(&mut session, 1));
+        session.let_go_of_worker(1);
+        assert!(deadline(&mut session, asked).unwrap() >= now + WORKER_REPLY, "it hears of it now");
+        assert_eq!(*deadline(&mut session, frame), None);
+        assert!(!ends(&mut session, 1));
+        // It has been told, and a later hold changes nothing about that.
+        *deadline(&mut session, asked) = Some(now);
+        assert!(session.hold_worker(1) && ends(&mut session, 1));
+        // An export is sent to a worker that is held.
+        let export = Asked::Export { resource: 1, token: Token::NONE };
+        let export = session.new_ticket(2, export, Some(WORKER_REPLY));
+        assert!(!ends(&mut session, 2));
+        *deadline(&mut session, export) = Some(now);
+        assert!(ends(&mut session, 2));
     }
 }

@@ -101,9 +101,9 @@ impl Session {
                 format_args!("host memory of {:#x} bytes, nr_entries {}", request.size, request.nr_entries),
             );
         }
-        let host_blobs = || self.resources.values().filter(|r| matches!(r.kind, Kind::Host(_)));
-        let own = host_blobs().filter(|resource| resource.owner == Some(owner)).count();
-        let all = host_blobs().count();
+        let all = self.host_blobs.len();
+        let host_blobs = self.host_blobs.iter().filter_map(|resource| self.resources.get(resource));
+        let own = host_blobs.filter(|resource| resource.owner == Some(owner)).count();
         if !has_share(own, all, MAX_HOST_BLOBS) {
             return refuse(
                 Response::OutOfMemory,
@@ -133,7 +133,8 @@ impl Session {
                 let ticket = self.new_ticket(owner, Asked::Export { resource, token }, Some(WORKER_REPLY));
                 let message =
                     ToWorker::Export { ticket, resource, handle: request.blob_id, size: request.size };
-                self.tell_worker(owner, Some(ForWorker::Plain(message)));
+                // Not behind what waits for blobs that go, or for exports of others: that may wait for this one.
+                self.tell_before_held(owner, ForWorker::Plain(message));
             }
         }
         Ok(step)
@@ -147,9 +148,12 @@ impl Session {
         }
         let Some(owner) = self.resources.get(&resource).and_then(|entry| entry.owner) else { return };
         let Some(host) = self.host_blob(resource) else { return };
-        if host.source == Some(Source::Buffer) && host.holds.is_none() {
+        let holds = host.source == Some(Source::Buffer) && host.holds.is_none();
+        if holds
+            && self.hold_worker(owner)
+            && let Some(host) = self.host_blob(resource)
+        {
             host.holds = Some(owner);
-            self.hold_worker(owner);
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kfd_ipc::supervisor::ToSupervisor;
 use kfd_ipc::worker::ToWorker;
@@ -62,6 +63,8 @@ pub struct Link<M> {
     starved: bool,
     watched: bool,
     holds: u32,
+    /// Since when there are any.
+    held_since: Option<Instant>,
     /// What was sent while it was held.
     held: VecDeque<M>,
 }
@@ -74,6 +77,7 @@ impl<M> Default for Link<M> {
             starved: false,
             watched: false,
             holds: 0,
+            held_since: None,
             held: VecDeque::new(),
         }
     }
@@ -138,17 +142,31 @@ impl<M: Message> Link<M> {
         Ok(())
     }
 
-    /// What is sent from now on waits until [`Link::let_go`] was called as often as this.
-    pub fn hold(&mut self) {
+    /// What is sent from now on waits until [`Link::let_go`] was called as often as this. `false`, and it changes
+    /// nothing, where it is held for as long as `most` already: holds that overlap could go on without end.
+    pub fn hold(&mut self, now: Instant, most: Duration) -> bool {
+        let since = self.held_since.unwrap_or(now);
+        if now.saturating_duration_since(since) >= most {
+            return false;
+        }
+        self.held_since = Some(since);
         self.holds = self.holds.saturating_add(1);
+        true
     }
 
-    /// Undoes a [`Link::hold`]; flush then.
-    pub fn let_go(&mut self) {
+    /// Undoes a [`Link::hold`]; flush then. Returns since when it was held, if it is not any more.
+    pub fn let_go(&mut self) -> Option<Instant> {
         self.holds = self.holds.saturating_sub(1);
-        if self.holds == 0 {
-            self.waiting.append(&mut self.held);
+        if self.holds != 0 {
+            return None;
         }
+        self.waiting.append(&mut self.held);
+        self.held_since.take()
+    }
+
+    /// Since when what is sent waits, if it does.
+    pub fn held_since(&self) -> Option<Instant> {
+        self.held_since
     }
 
     /// Puts a message before all that was sent since a [`Link::hold`]; flush then.
@@ -235,16 +253,20 @@ mod tests {
         let mut link = Link::default();
         let start = |worker| ToSupervisor::Start { worker };
         link.send(start(1)).unwrap();
-        link.hold();
-        link.hold();
+        let (now, most) = (Instant::now(), Duration::from_secs(1));
+        assert!(link.hold(now, most));
+        assert!(link.hold(now + most / 2, most));
+        assert!(!link.hold(now + most, most), "for too long already");
         link.send(start(4)).unwrap();
         link.connect(ours).unwrap();
         link.flush().unwrap();
         link.put_before_held(start(2));
-        link.let_go();
+        assert_eq!(link.let_go(), None);
         link.flush().unwrap();
         assert_eq!(link.backlog(), 1, "held twice");
         link.put_before_held(start(3));
+        assert_eq!((link.let_go(), link.held_since()), (Some(now), None));
+        assert!(link.hold(now + most, most), "anew");
         link.let_go();
         link.send(start(5)).unwrap();
         assert_eq!(link.backlog(), 0);

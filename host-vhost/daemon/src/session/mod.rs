@@ -16,7 +16,7 @@ mod room;
 mod share;
 mod window;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -32,6 +32,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use virtio_kfd_protocol::ShareToken;
 use virtio_kfd_protocol::version::{CAPSET_ID, CAPSET_VERSION, Capset, Features};
 
+use crate::budget::WORKER_REPLY;
 use crate::chain::{ChainError, Input, Output, Ram};
 use crate::command::{self, Command, Header, Response};
 use crate::config::DeviceConfig;
@@ -97,7 +98,16 @@ impl From<ChainError> for Refusal {
 struct Ticket {
     worker: u64,
     asked: Asked,
+    since: Instant,
     deadline: Option<Instant>,
+}
+
+impl Ticket {
+    /// Whether it still waits here, in the link of a worker that is held since then. Exports do not.
+    fn is_held(&self, held_since: Option<Instant>) -> bool {
+        let export = matches!(self.asked, Asked::Export { .. });
+        !export && held_since.is_some_and(|held_since| self.since >= held_since)
+    }
 }
 
 #[derive(Debug)]
@@ -118,6 +128,10 @@ pub struct Session {
     contexts: HashMap<u32, Context>,
     workers: HashMap<u64, Worker>,
     resources: HashMap<u32, Resource>,
+    /// Those that no context has yet, and those of host memory: what one command looks through is bounded by their
+    /// own limits, not by what all contexts have.
+    unattached: HashSet<u32>,
+    host_blobs: HashSet<u32>,
     shares: HashMap<ShareToken, Share>,
     /// What all contexts use together; the last slot is for what outlives its context.
     ledger: Ledger,
@@ -176,6 +190,8 @@ impl Session {
             contexts: HashMap::new(),
             workers: HashMap::new(),
             resources: HashMap::new(),
+            unattached: HashSet::new(),
+            host_blobs: HashSet::new(),
             shares: HashMap::new(),
             ledger,
             ledger_file,
@@ -369,11 +385,23 @@ impl Session {
         let start_by = self.workers.get(&worker).and_then(|worker| worker.start_by);
         let from = start_by.map_or(now, |start_by| start_by.max(now));
         let deadline = patience.and_then(|patience| from.checked_add(patience));
-        self.tickets.insert(self.last_ticket, Ticket { worker, asked, deadline });
+        self.tickets.insert(self.last_ticket, Ticket { worker, asked, since: now, deadline });
         if deadline.is_some() {
             self.set_timer();
         }
         self.last_ticket
+    }
+
+    /// A worker was held since then, and hears only now of what it was asked meanwhile.
+    pub(super) fn restart_deadlines(&mut self, worker: u64, since: Instant) {
+        let restarted = Instant::now().checked_add(WORKER_REPLY);
+        for ticket in self.tickets.values_mut().filter(|ticket| ticket.worker == worker) {
+            if ticket.is_held(Some(since)) {
+                // A frame has none; one that still starts has longer.
+                ticket.deadline =
+                    ticket.deadline.map(|deadline| restarted.map_or(deadline, |r| r.max(deadline)));
+            }
+        }
     }
 
     fn set_timer(&mut self) {
@@ -459,7 +487,13 @@ impl Session {
         let now = Instant::now();
         let overdue = |deadline: &Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
         let mut late: Vec<u64> = Vec::new();
-        late.extend(self.tickets.values().filter(|ticket| overdue(&ticket.deadline)).map(|t| t.worker));
+        // What waits for another worker, or for the VMM, has not been asked yet.
+        let is_held = |ticket: &Ticket| {
+            let worker = self.workers.get(&ticket.worker);
+            ticket.is_held(worker.and_then(|worker| worker.link.held_since()))
+        };
+        let answered_late = |ticket: &&Ticket| overdue(&ticket.deadline) && !is_held(ticket);
+        late.extend(self.tickets.values().filter(answered_late).map(|ticket| ticket.worker));
         late.extend(self.workers.values().filter(|worker| overdue(&worker.start_by)).map(|w| w.id));
         late.extend(self.silent_workers(now));
         for worker in late {

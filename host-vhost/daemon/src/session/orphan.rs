@@ -50,7 +50,7 @@ impl Session {
     /// A worker is gone. What blobs still hold of its memory is counted in the device's own slot from now on, before
     /// the worker's slot is cleared, so that it is never counted nowhere.
     pub(super) fn orphan_buffers(&mut self, worker: u64, slot: usize) {
-        for resource in self.resources.values() {
+        for resource in self.host_blobs.iter().filter_map(|resource| self.resources.get(resource)) {
             if let Kind::Host(host) = &resource.kind
                 && let Some(origin) = host.origin.filter(|origin| origin.worker == worker)
             {

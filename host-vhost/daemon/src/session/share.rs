@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kfd_ipc::worker::{SharedPiece, ToWorker};
 use virtio_kfd_protocol::ShareToken;
@@ -17,7 +18,7 @@ use super::host::{HostBlob, HostMemory};
 use super::link::ForWorker;
 use super::orphan::Origin;
 use super::{Answer, Session, Step, Token, refuse};
-use crate::budget::PAGE;
+use crate::budget::{PAGE, WORKER_REPLY};
 use crate::command::{self, Header, Response};
 
 /// What a token opens.
@@ -103,6 +104,10 @@ impl Session {
         if self.resources.get(&resource).is_some_and(|entry| entry.is_held_by(worker)) {
             return Ok(Step::Done(Response::Ok));
         }
+        // It ends with its own context, and counts nowhere beyond that.
+        if self.host_blob(resource).is_none_or(|host| host.dmabuf.is_none()) {
+            return refuse(Response::InvalidResource, "its memory is for its own context alone");
+        }
         self.check_blob_count(Some(worker))?;
         let Some(known) = self.workers.get_mut(&worker) else {
             return refuse(Response::InvalidContext, "the worker is gone");
@@ -134,16 +139,15 @@ impl Session {
         self.tell_worker(worker, None);
     }
 
-    /// What is sent to a worker waits until [`Session::let_go_of_worker`].
-    pub(super) fn hold_worker(&mut self, worker: u64) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.link.hold();
-        }
+    /// What is sent to a worker waits until [`Session::let_go_of_worker`]. `false` where it waits for too long already.
+    pub(super) fn hold_worker(&mut self, worker: u64) -> bool {
+        let known = self.workers.get_mut(&worker);
+        known.is_none_or(|known| known.link.hold(Instant::now(), WORKER_REPLY))
     }
 
     pub(super) fn let_go_of_worker(&mut self, worker: u64) {
-        if let Some(known) = self.workers.get_mut(&worker) {
-            known.link.let_go();
+        if let Some(since) = self.workers.get_mut(&worker).and_then(|known| known.link.let_go()) {
+            self.restart_deadlines(worker, since);
         }
         self.tell_worker(worker, None);
     }

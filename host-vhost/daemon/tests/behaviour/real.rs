@@ -16,6 +16,7 @@ crate::tests![
     contexts_share_memory_of_the_gpu_and_the_vms_limit,
     a_piece_that_was_shared_is_all_that_is_reached,
     what_is_freed_can_be_had_at_once,
+    a_blob_comes_and_goes_while_another_one_goes,
 ];
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h): VRAM, writable, public.
@@ -247,4 +248,29 @@ fn what_is_freed_can_be_had_at_once() {
         let (made, _) = answer.answers[0].decode::<AllocMemory>().unwrap();
         call::<FreeMemory>(&mut vmm, 1, &BufferRequest { handle: made.handle }, &[]).unwrap();
     }
+}
+
+/// Where VRAM is limited, a context waits for the end of its mapped blobs; what it exports meanwhile does not.
+fn a_blob_comes_and_goes_while_another_one_goes() {
+    let daemon = real(&["--vram-limit-per-process", "64M", "--shmem-size", "64M"]);
+    let mut vmm = Vmm::connect(&daemon);
+    let gpu_id = open(&mut vmm, 1);
+    let first = alloc(&mut vmm, 1, gpu_id, VA, MIB).unwrap();
+    let second = alloc(&mut vmm, 1, gpu_id, VA + GIB, MIB).unwrap();
+    assert_eq!(blob(&mut vmm, 1, 60, first.0, MIB), OK);
+    assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
+    let maps = vmm.maps.clone();
+    let busy = maps.live.lock().unwrap();
+    let going = vmm.submit(&simple(RESOURCE_UNREF, 0, &[60, 0]));
+    let commands = [create_blob(1, 61, 2, second.0, MIB, 0, &[]), simple(RESOURCE_UNREF, 0, &[61, 0])];
+    let heads = commands.map(|command| vmm.submit(&command));
+    for head in heads {
+        let (back, response) = vmm.next_response();
+        assert_eq!((back, kind(&response)), (head, OK));
+    }
+    assert_eq!(vmm.try_response(), None, "the first one is still mapped");
+    drop(busy);
+    let (back, response) = vmm.next_response();
+    assert_eq!((back, kind(&response)), (going, OK));
+    assert_eq!(left(&mut vmm, 1, gpu_id), 62 * MIB, "the context goes on");
 }

@@ -1,5 +1,7 @@
 //! Memory that several contexts use: blobs attached to more than one, and tokens.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use virtio_kfd_protocol::calls::{AvailableMemory, FreeMemory, ImportMemory, ShareMemory};
 use virtio_kfd_protocol::frame::{AnswerFrame, RequestFrameBuilder};
 use virtio_kfd_protocol::*;
@@ -14,6 +16,8 @@ crate::tests![
     host_memory_is_attached_to_further_contexts,
     an_import_waits_for_the_memory_and_not_for_more,
     an_import_of_memory_that_never_comes_fails_and_the_context_goes_on,
+    what_a_context_makes_does_not_wait_for_what_it_imports,
+    an_import_does_not_wait_for_the_end_of_a_worker,
     memory_that_cannot_be_shared_is_for_its_context_alone,
     the_memory_of_an_ended_context_is_the_importers,
     tokens_open_pieces_of_memory,
@@ -165,14 +169,71 @@ fn an_import_of_memory_that_never_comes_fails_and_the_context_goes_on() {
     check_context(&mut vmm, 2);
 }
 
+/// Two contexts that import from each other while a third one takes its time would wait for each other for ever.
+fn what_a_context_makes_does_not_wait_for_what_it_imports() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    contexts(&mut vmm, 3);
+    let made = vmm.submit(&host_blob(3, 60, stub::HELD_BUFFER, 0x1000));
+    let attached = [1, 2].map(|ctx| vmm.submit(&simple(CTX_ATTACH, ctx, &[60, 0])));
+    for (ctx, blob) in [(1, 61), (2, 62)] {
+        assert_eq!(kind(&vmm.command(&host_blob(ctx, blob, stub::GOOD_BUFFER, 0x2000))), OK);
+    }
+    for (ctx, blob) in [(1, 62), (2, 61)] {
+        assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, ctx, &[blob, 0]))), OK);
+    }
+    assert_eq!(vmm.try_response(), None, "the third one has not answered");
+    let release = vmm.submit(&submit(3, stub::RELEASE_RING, 2, &nop(3, 0)));
+    let mut back: Vec<(u16, u32)> = (0..4)
+        .map(|_| {
+            let (head, response) = vmm.next_response();
+            (head, kind(&response))
+        })
+        .collect();
+    back.sort_unstable();
+    let mut expected = [made, attached[0], attached[1], release].map(|head| (head, OK));
+    expected.sort_unstable();
+    assert_eq!(back, expected);
+    for (ctx, blob) in [(1, 62), (2, 61)] {
+        assert_eq!(import(&mut vmm, ctx, blob), Ok((text(), 0x2000)));
+    }
+}
+
+/// The end of a process that is in a call of the kernel takes as long as the call.
+fn an_import_does_not_wait_for_the_end_of_a_worker() {
+    let daemon = Daemon::start(&[]);
+    let mut vmm = Vmm::connect(&daemon);
+    contexts(&mut vmm, 2);
+    let made = vmm.submit(&host_blob(1, 60, stub::HELD_BUFFER, 0x1000));
+    let attached = vmm.submit(&simple(CTX_ATTACH, 2, &[60, 0]));
+    let request = ImportMemoryRequest { resource: ResourceId(60), ..Default::default() };
+    let imported = vmm.submit(&submit(2, 0, 1, &one::<ImportMemory>(2, &request).finish()));
+    // Nobody ends the worker, or hears of its end, until the supervisor goes on.
+    let supervisor = Pid::from_raw(daemon.supervisor() as i32);
+    kill(supervisor, Signal::SIGSTOP).unwrap();
+    let end = vmm.submit(&header(CTX_DESTROY, 1));
+    let back = [(); 3].map(|()| {
+        let (head, response) = vmm.next_response();
+        (head, kind(&response))
+    });
+    assert_eq!(back, [(made, UNSPEC), (attached, BAD_RESOURCE), (imported, OK)]);
+    assert_eq!(decode::<ImportMemory>(&vmm, answers(2)).err(), Some(Status::BAD_RESOURCE));
+    check_context(&mut vmm, 2);
+    kill(supervisor, Signal::SIGCONT).unwrap();
+    let (head, response) = vmm.next_response();
+    assert_eq!((head, kind(&response)), (end, OK));
+}
+
 fn memory_that_cannot_be_shared_is_for_its_context_alone() {
     let daemon = Daemon::start(&["--shmem-size", "1M"]);
     let mut vmm = Vmm::connect(&daemon);
     contexts(&mut vmm, 2);
     assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::NO_DMABUF, 0x1000))), OK);
     assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
-    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[60, 0]))), OK);
-    assert_eq!(import(&mut vmm, 2, 60), Err(Status::NOT_SUPPORTED));
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 1, &[60, 0]))), OK, "its own");
+    // What another context could hold would count nowhere after the end of this one.
+    assert_eq!(kind(&vmm.command(&simple(CTX_ATTACH, 2, &[60, 0]))), BAD_RESOURCE);
+    assert_eq!(import(&mut vmm, 2, 60), Err(Status::BAD_RESOURCE));
     // The other way round: for GPUs alone.
     assert_eq!(kind(&vmm.command(&host_blob(1, 61, stub::NO_CPU, 0x1000))), OK);
     assert_eq!(kind(&vmm.command(&map_blob(61, 0x4000))), BAD_RESOURCE);
