@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kfd_abi::event::KFD_IOC_WAIT_RESULT_TIMEOUT;
-use virtio_kfd_protocol::calls::WaitEvents;
-use virtio_kfd_protocol::{CallType, Status, WaitEventsAnswer, WaitEventsRequest};
+use virtio_kfd_protocol::calls::{WaitDoorbells, WaitEvents};
+use virtio_kfd_protocol::{
+    CallType, Status, WaitDoorbellsAnswer, WaitDoorbellsRequest, WaitEventsAnswer, WaitEventsRequest,
+};
 
 use super::rings::Claim;
 use super::{Answer, Client, ClientError, HOST_SILENCE};
@@ -41,6 +43,21 @@ impl WaitCall for WaitEvents {
 
     fn timed_out(answer: &WaitEventsAnswer) -> bool {
         answer.errno == 0 && answer.wait_result == KFD_IOC_WAIT_RESULT_TIMEOUT
+    }
+}
+
+impl WaitCall for WaitDoorbells {
+    fn timeout(request: &WaitDoorbellsRequest) -> Option<Duration> {
+        Some(Duration::from_millis(request.timeout_ms.into()))
+    }
+
+    fn with_timeout(request: &WaitDoorbellsRequest, timeout: Duration) -> WaitDoorbellsRequest {
+        let millis = timeout.as_nanos().div_ceil(1_000_000);
+        WaitDoorbellsRequest { timeout_ms: u32::try_from(millis).unwrap_or(u32::MAX), ..*request }
+    }
+
+    fn timed_out(answer: &WaitDoorbellsAnswer) -> bool {
+        answer.still == 0
     }
 }
 

@@ -44,6 +44,7 @@ exports! {
         };
         let snapshot = thunk.snapshot()?;
         queue_resource.write(thunk.queues.create(&thunk.memory, thunk.host(&snapshot), new)?);
+        thunk.queues.watch(&thunk);
         Ok(())
     }
 

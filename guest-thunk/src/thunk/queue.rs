@@ -11,6 +11,7 @@
 
 mod doorbell;
 mod sizes;
+pub(super) mod trap;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,10 +37,12 @@ use virtio_kfd_protocol::{
 
 use self::doorbell::Doorbells;
 use self::sizes::{SaveArea, compute_units, end_of_pipe};
+use self::trap::Watcher;
+use super::Thunk;
 use super::lock::lock;
 use super::memory::block::Block;
 use super::memory::{Host, Memory};
-use super::refusal::{Outcome, Refusal};
+use super::refusal::{Level, Outcome, Refusal, say};
 use super::topology::Gpu;
 use crate::client::{Client, ClientError};
 
@@ -115,6 +118,18 @@ pub struct Queues {
     /// By the id that the application has.
     live: Mutex<BTreeMap<u64, Arc<Queue>>>,
     doorbells: Doorbells,
+    watcher: Mutex<Watch>,
+}
+
+/// Whether the doorbells are watched.
+#[derive(Default)]
+enum Watch {
+    /// There has been no queue.
+    #[default]
+    NotYet,
+    Running(Watcher),
+    /// This process cannot, or the connection is closed.
+    Never,
 }
 
 /// KFD's number for a priority of -3 to 3.
@@ -210,7 +225,12 @@ impl Queues {
         gpu: &Gpu,
         request: &CreateQueueRequest,
     ) -> Outcome<(QueueId, u64)> {
-        let doorbells = self.doorbells.of(memory, host, gpu)?;
+        let anew = || {
+            if let Watch::Running(watcher) = &mut *lock(&self.watcher) {
+                watcher.begin_anew();
+            }
+        };
+        let doorbells = self.doorbells.of(memory, host, gpu, anew)?;
         let (answer, _) =
             host.client.call::<CreateQueue>(request, &[], 0).map_err(|error| refused(&error))?;
         match doorbell::address(&doorbells, answer.doorbell_offset) {
@@ -220,6 +240,20 @@ impl Queues {
                 host.client.call::<DestroyQueue>(&QueueRequest { queue: answer.queue, pad: 0 }, &[], 0)?;
                 Err(refusal)
             }
+        }
+    }
+
+    /// Has the doorbells watched from now on, so that the host can sleep while none rings.
+    pub fn watch(&self, thunk: &Arc<Thunk>) {
+        let mut watch = lock(&self.watcher);
+        if matches!(*watch, Watch::NotYet) {
+            *watch = Watcher::start(thunk).map_or_else(
+                |error| {
+                    say(Level::Info, || format!("doorbells cannot trap, the host looks at them: {error}"));
+                    Watch::Never
+                },
+                Watch::Running,
+            );
         }
     }
 
@@ -321,6 +355,10 @@ impl Queues {
 
     /// Ends all queues, for a close. Their memory goes with all other memory.
     pub fn release_all(&self, client: &Client) {
+        let watch = std::mem::replace(&mut *lock(&self.watcher), Watch::Never);
+        if let Watch::Running(watcher) = watch {
+            watcher.end();
+        }
         let live: Vec<_> = std::mem::take(&mut *lock(&self.live)).into_values().collect();
         for some in live.chunks(MAX_REQUESTS_PER_FRAME) {
             let requests = || some.iter().map(|queue| QueueRequest { queue: queue.id, pad: 0 });
@@ -406,7 +444,7 @@ fn write_headers(block: &Block, save: SaveArea, new: &NewQueue) {
 fn free(memory: &Memory, client: &Client, parts: &Parts) {
     for block in parts.blocks() {
         if let Err(refusal) = memory.free_block(client, block) {
-            super::refusal::say(super::refusal::Level::Warning, || format!("memory of a queue: {refusal}"));
+            say(Level::Warning, || format!("memory of a queue: {refusal}"));
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Memory that the library itself writes to: what a queue works with, and doorbells.
 #![allow(unsafe_code, reason = "stores to memory that GPUs and the host look at")]
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hsakmt_abi::memory::HsaMemFlags;
 use hsakmt_abi::status::HsakmtStatus;
-use virtio_kfd_protocol::ResourceId;
+use virtio_kfd_protocol::{GuestVa, ResourceId};
 
+use super::system::System;
 use super::{Allocation, Backing, Host, Memory, Request, system};
 use crate::client::Client;
 use crate::thunk::refusal::{Outcome, Refusal};
@@ -76,6 +78,15 @@ impl Block {
         for offset in (0..self.size).step_by(size_of::<u32>()) {
             self.store(offset, word);
         }
+    }
+
+    /// Maps all of it once more, over what is mapped at an address that the caller has reserved for that.
+    pub fn map_again(&self, address: u64) -> io::Result<()> {
+        let no_blob = || io::Error::other("it is no blob");
+        let Backing::System(System { blobs, .. }) = &self.allocation.backing else { return Err(no_blob()) };
+        let [blob] = blobs.as_slice() else { return Err(no_blob()) };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        blob.map_fixed(GuestVa(address), self.size, protection).map_err(io::Error::other)
     }
 
     /// Whether the CPU has it mapped.

@@ -2,7 +2,7 @@
 //! on what is stored there for live queues. So no store leaves the VM.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use hsakmt_abi::memory::HsaMemFlags;
 use virtio_kfd_protocol::calls::DoorbellPage;
@@ -26,8 +26,13 @@ pub struct Doorbells {
 }
 
 impl Doorbells {
-    /// The doorbells of a GPU, made and shown to the host before its first queue.
-    pub fn of(&self, memory: &Memory, host: Host<'_>, gpu: &Gpu) -> Outcome<Arc<Block>> {
+    /// All of them, by the GPU's id. There are no others meanwhile.
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Block>>> {
+        lock(&self.slices)
+    }
+
+    /// The doorbells of a GPU, made and shown to the host before its first queue; `made` is called then.
+    pub fn of(&self, memory: &Memory, host: Host<'_>, gpu: &Gpu, made: impl FnOnce()) -> Outcome<Arc<Block>> {
         let mut slices = lock(&self.slices);
         if let Some(slice) = slices.get(&gpu.gpu_id.0) {
             return Ok(Arc::clone(slice));
@@ -50,6 +55,8 @@ impl Doorbells {
         }
         let slice = Arc::new(slice);
         slices.insert(gpu.gpu_id.0, Arc::clone(&slice));
+        drop(slices);
+        made();
         Ok(slice)
     }
 

@@ -11,7 +11,8 @@ use virtio_kfd_protocol::{
     AllocMemoryAnswer, AllocMemoryRequest, AllocQueueGwsAnswer, Apertures, AvailableMemoryAnswer, Call,
     CreateEventAnswer, CreateQueueAnswer, CreateQueueRequest, DoorbellPageRequest, EventId, GpuId, Handle,
     MapMemoryAnswer, MapRangeRequest, Nothing, QueueId, QueueWaveStateAnswer, Request, ShareMemoryAnswer,
-    ShareToken, Status, TopologyReadAnswer, UpdateQueueRequest, WaitEvent, WaitEventsAnswer,
+    ShareToken, Status, TopologyReadAnswer, UpdateQueueRequest, WaitDoorbellsAnswer, WaitEvent,
+    WaitEventsAnswer,
 };
 
 use crate::client::Client;
@@ -67,6 +68,10 @@ pub struct State {
     pub queue_errno: u32,
     /// Where the next doorbell is.
     pub doorbell: u32,
+    /// Whether doorbells are still.
+    pub still: bool,
+    /// What was said of the trap.
+    pub armed: Vec<u32>,
     queues_made: u32,
     made: u32,
 }
@@ -76,7 +81,7 @@ pub struct Kfd {
     /// The host.
     pub state: Arc<Mutex<State>>,
     /// The thunk, with a topology.
-    pub thunk: Thunk,
+    pub thunk: Arc<Thunk>,
     /// Bytes of the window that are free.
     pub window: Arc<Mutex<u64>>,
 }
@@ -94,7 +99,7 @@ impl Kfd {
         let host = FakeHost::new(move |_, frame| Fate::Answer(host.lock().unwrap().frame(frame)));
         let host = if bytes > 0 { host.with_window(bytes) } else { host };
         let window = host.window();
-        let thunk = Thunk::new(Client::over(Box::new(host)).unwrap(), Settings::default());
+        let thunk = Arc::new(Thunk::new(Client::over(Box::new(host)).unwrap(), Settings::default()));
         thunk.acquire_snapshot().unwrap();
         state.lock().unwrap().frames.clear();
         Kfd { state, thunk, window }
@@ -370,6 +375,14 @@ impl State {
             }
             Request::AllocQueueGws { .. } => {
                 answer.push::<AllocQueueGws>(header, &AllocQueueGwsAnswer { first: 0, pad: 0 }, &[]);
+            }
+            Request::WaitDoorbells { .. } => {
+                let still = self.still.into();
+                answer.push::<WaitDoorbells>(header, &WaitDoorbellsAnswer { still, pad: 0 }, &[]);
+            }
+            Request::RingDoorbells { fixed, .. } => {
+                self.armed.push(fixed.armed);
+                answer.push::<RingDoorbells>(header, &Nothing {}, &[]);
             }
             _ => answer.push_status(header.opcode, Status::OK, 0),
         }

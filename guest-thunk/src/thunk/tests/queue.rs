@@ -1,6 +1,9 @@
 //! Queues over a host that keeps KFD's rules.
 #![allow(unsafe_code, reason = "reads of the memory that the library has made for a queue")]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use hsakmt_abi::event::HsaEvent;
 use hsakmt_abi::queue::{HsaQueuePriority, HsaQueueResource, HsaQueueType};
 use hsakmt_abi::status::HsakmtStatus;
@@ -8,7 +11,7 @@ use virtio_kfd_protocol::Call;
 
 use super::kfd::{GPUS, Kfd};
 use super::{mapping, status};
-use crate::thunk::queue::{NewQueue, Update};
+use crate::thunk::queue::{NewQueue, Update, trap};
 use crate::thunk::refusal::Outcome;
 
 /// A read of memory that was just made.
@@ -250,4 +253,75 @@ fn threads_make_and_destroy_queues_at_once() {
     let state = kfd.state.lock().unwrap();
     assert!(state.queues.is_empty() && state.buffers.is_empty());
     assert_eq!(state.doorbells.len(), 1, "the first queue brought them");
+}
+
+/// Waits until the host has been told so much of the trap.
+fn await_told(kfd: &Kfd, armed: &[u32]) {
+    let begin = Instant::now();
+    while kfd.state.lock().unwrap().armed.len() < armed.len() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", kfd.state.lock().unwrap().armed);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(kfd.state.lock().unwrap().armed, armed);
+}
+
+fn store(address: u64, value: u64) {
+    let pointer = std::ptr::with_exposed_provenance::<AtomicU64>(address as usize);
+    // SAFETY: the address is a doorbell's.
+    unsafe { &*pointer }.store(value, Ordering::Release);
+}
+
+/// Whether this process may have the trap.
+fn can_trap() -> bool {
+    let available = trap::is_available();
+    if !available {
+        println!("SKIP: userfaultfd for user mode is refused here");
+    }
+    available
+}
+
+#[test]
+fn still_doorbells_trap_and_no_store_is_lost() {
+    if !can_trap() {
+        return;
+    }
+    let kfd = Kfd::new();
+    let queue = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    let doorbell = queue.queue_door_bell;
+    kfd.thunk.queues.watch(&kfd.thunk);
+    store(doorbell, 1);
+    assert_eq!(long(doorbell), 1);
+    assert_eq!(kfd.state.lock().unwrap().armed, [0; 0], "they are not still");
+    let mut told = Vec::new();
+    for value in 2..6 {
+        kfd.state.lock().unwrap().still = true;
+        told.push(1);
+        await_told(&kfd, &told);
+        kfd.state.lock().unwrap().still = false;
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || store(doorbell + 8 * thread, value));
+            }
+        });
+        told.push(0);
+        await_told(&kfd, &told);
+        assert!(
+            (0..4).all(|thread| long(doorbell + 8 * thread) == value),
+            "in the memory that the host sees"
+        );
+    }
+    // Doorbells of another GPU: those that trap and those that do not must not be mixed up.
+    kfd.state.lock().unwrap().still = true;
+    told.push(1);
+    await_told(&kfd, &told);
+    let mut other = kfd.new_queue(HsaQueueType::SDMA);
+    other.node += 1;
+    let other = kfd.create(other).unwrap();
+    told.extend([0, 1]);
+    await_told(&kfd, &told);
+    kfd.thunk.shut_down();
+    let calls = kfd.state.lock().unwrap().armed.clone();
+    assert_eq!(calls.last(), Some(&0), "a close lets nothing trap");
+    drop(kfd);
+    assert_eq!((mapping(doorbell), mapping(other.queue_door_bell)), (None, None));
 }
