@@ -20,9 +20,11 @@ mod fault;
 mod fork;
 mod maps;
 mod pages;
+mod patience;
 mod signals;
 mod stop;
 mod swap;
+mod syscall;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -120,7 +122,8 @@ impl Drop for Keep {
 
 /// `hsaKmtRegisterMemory*`: for these GPUs, or for all where the list is empty.
 pub fn register(thunk: &Thunk, address: u64, size: u64, gpus: &[GpuId], flags: Kind) -> Outcome<()> {
-    if thunk.memory.register_again(address, size, gpus)? {
+    let replaced = thunk.memory.replaced(address, size, gpus, is_adopted)?;
+    if replaced.is_none() && thunk.memory.register_again(address, size, gpus)? {
         return Ok(());
     }
     if thunk.settings.registration == Registration::Refuse {
@@ -131,7 +134,31 @@ pub fn register(thunk: &Thunk, address: u64, size: u64, gpus: &[GpuId], flags: K
     let gpu = gpu.ok_or_else(|| Refusal::error("there is no GPU to register memory for"))?;
     let (pieces, keep) = adopt(&thunk.client, address, size)?;
     let registered = Registered { address, size, pieces, gpu, flags: flags.kfd(), keep: Box::new(keep) };
-    thunk.memory.insert_registered(thunk.host(&snapshot), registered, gpus, flags.mem_flags())
+    let before = match replaced {
+        Some(replaced) => thunk.memory.end_replaced(&thunk.client, replaced)?,
+        None => 0,
+    };
+    thunk.memory.insert_registered(thunk.host(&snapshot), registered, gpus, flags.mem_flags())?;
+    // Each registration is to be ended, also those of the memory that was there before.
+    for _ in 0..before {
+        thunk.memory.register_again(address, size, gpus)?;
+    }
+    Ok(())
+}
+
+/// Whether all pages of a registration are still in its blobs: the application may have mapped something else there.
+fn is_adopted(registered: &Registered) -> Outcome<bool> {
+    let Some(keep) = registered.keep.downcast_ref::<Keep>() else { return Ok(true) };
+    let page = page_size();
+    let start = registered.address.saturating_sub(registered.address.checked_rem(page).unwrap_or(0));
+    let range = start..start.saturating_add(registered.size_in_pages().unwrap_or(0));
+    let mut table = lock(&TABLE);
+    table.settle_overtaken();
+    let areas = maps::areas(&range).map_err(|error| system("/proc/self/maps", &error))?;
+    let segments = keep.ids.iter().filter_map(|id| table.segments.get(id));
+    let length = |piece: Range<u64>| piece.end.saturating_sub(piece.start);
+    let intact: u64 = segments.map(|segment| segment.intact(&areas, &range).map(length).sum::<u64>()).sum();
+    Ok(intact == length(range))
 }
 
 /// How GPUs see the memory.
@@ -256,6 +283,14 @@ impl Table {
     fn insert(&mut self, segment: Segment) {
         let id = self.next;
         self.next = self.next.saturating_add(1);
+        // What the application has unmapped is gone, whatever lies there now. The kernel gives the next blob the same place
+        // of the device's file as soon as one ends, so this one may look like an older one.
+        for older in self.segments.values_mut() {
+            if older.parts.iter().any(|part| segment.parts.iter().any(|new| overlap(part, new))) {
+                older.parts.clear();
+            }
+            older.lose_at(&segment.range);
+        }
         IN_USE.store(true, Ordering::Release);
         lock(&OVERTAKEN).segments.insert((segment.range.start, id), segment.range.end);
         self.current.insert(segment.range.start, id);
@@ -333,12 +368,7 @@ impl Table {
         let ranges = std::mem::take(&mut lock(&OVERTAKEN).taken);
         for range in ranges {
             for segment in self.segments.values_mut() {
-                if segment.range.start >= range.end || range.start >= segment.range.end {
-                    continue;
-                }
-                let start = segment.range.start;
-                let gone = range.start.saturating_sub(start)..range.end.saturating_sub(start);
-                segment.lose(&gone);
+                segment.lose_at(&range);
             }
         }
     }
@@ -370,6 +400,15 @@ impl Table {
     }
 }
 
+/// Whether two parts of segments have bytes of the same file in common.
+fn overlap((part, place): &(Range<u64>, FilePlace), (other_part, other): &(Range<u64>, FilePlace)) -> bool {
+    let length = |part: &Range<u64>| part.end.saturating_sub(part.start);
+    place.inode == other.inode
+        && place.offset < other.offset.saturating_add(length(other_part))
+        && other.offset < place.offset.saturating_add(length(part))
+        && place.device == other.device
+}
+
 impl Segment {
     /// The pieces of a range where the segment is still mapped as it was. The areas are in order.
     fn intact<'a>(
@@ -388,6 +427,21 @@ impl Segment {
                 (piece.start < piece.end && area.file_at(piece.start) == place.after(at)).then_some(piece)
             })
         })
+    }
+
+    /// What lies at the start of an intact piece.
+    fn place_of(&self, piece: &Range<u64>) -> Option<FilePlace> {
+        let at = piece.start.checked_sub(self.range.start)?;
+        let (part, place) = self.parts.iter().find(|(part, _)| part.contains(&at))?;
+        Some(place.after(at.saturating_sub(part.start)))
+    }
+
+    /// Forgets that what of it lies at these addresses is mapped.
+    fn lose_at(&mut self, range: &Range<u64>) {
+        let start = self.range.start;
+        if start < range.end && range.start < self.range.end {
+            self.lose(&(range.start.saturating_sub(start)..range.end.saturating_sub(start)));
+        }
     }
 
     /// Forgets that a piece of it is mapped.
@@ -411,7 +465,12 @@ mod tests {
 
     fn segment(range: Range<u64>) -> Segment {
         let length = range.end - range.start;
-        let place = FilePlace { device: "00:05".into(), inode: 7, offset: 0x10000 };
+        // A blob's place in the file is its own.
+        let place = FilePlace { device: "00:05".into(), inode: range.start, offset: 0x10000 };
+        segment_of(range, place, length)
+    }
+
+    fn segment_of(range: Range<u64>, place: FilePlace, length: u64) -> Segment {
         let character = Character::default();
         let parts = vec![(0..length, place)];
         Segment { range, resource: ResourceId(1), blob: None, parts, character, uses: 1 }
@@ -440,22 +499,49 @@ mod tests {
         std::mem::forget(keep);
     }
 
+    /// Memory that was unmapped while registered, and other memory registered there: drm_vma_offset_manager gives the new
+    /// blob the old one's place of the file.
+    #[test]
+    fn a_new_segment_is_not_taken_for_an_older_one() {
+        let mut table = Table::default();
+        let place = |offset| FilePlace { device: "00:05".into(), inode: 7, offset };
+        table.insert(segment_of(0x3000..0x7000, place(0x10000), 0x4000));
+        table.insert(segment_of(0x20000..0x22000, place(0x30000), 0x2000));
+        let old = |table: &Table, number: u64| {
+            let segment = &table.segments[&number];
+            let (start, offset) = (segment.range.start, [0x10000, 0x30000][number as usize]);
+            let areas = [area(start..segment.range.end, 7, offset)];
+            segment.intact(&areas, &segment.range).collect::<Vec<_>>()
+        };
+        assert_eq!(old(&table, 0), std::slice::from_ref(&(0x3000..0x7000)));
+        // The same address and place of the file, and a size of its own.
+        table.insert(segment_of(0x3000..0x5000, place(0x10000), 0x2000));
+        assert_eq!(old(&table, 0), [], "its blob has ended");
+        assert_eq!(old(&table, 1), std::slice::from_ref(&(0x20000..0x22000)));
+        // The same address only.
+        table.insert(segment_of(0x21000..0x22000, place(0x50000), 0x1000));
+        assert_eq!(old(&table, 1), std::slice::from_ref(&(0x20000..0x21000)));
+        // The same place of the file only: the application may move the new one.
+        table.insert(segment_of(0x40000..0x41000, place(0x30000), 0x1000));
+        assert_eq!(old(&table, 1), []);
+    }
+
     #[test]
     fn what_the_application_replaced_is_not_intact() {
         let mut it = segment(0x3000..0x7000);
         let range = 0x3000..0x7000;
         let intact = |it: &Segment, areas: &[Area]| it.intact(areas, &range).collect::<Vec<_>>();
         assert_eq!(
-            intact(&it, &[area(0x2000..0x9000, 7, 0xf000)]),
+            intact(&it, &[area(0x2000..0x9000, 0x3000, 0xf000)]),
             std::slice::from_ref(&range),
             "merged with neighbours"
         );
         assert_eq!(intact(&it, &[area(0x3000..0x7000, 8, 0x10000)]), []);
-        assert_eq!(intact(&it, &[area(0x3000..0x7000, 7, 0x11000)]), [], "another place of the file");
-        let areas = [area(0x3000..0x4000, 7, 0x10000), area(0x6000..0x7000, 7, 0x13000)];
+        assert_eq!(intact(&it, &[area(0x3000..0x7000, 0x3000, 0x11000)]), [], "another place of the file");
+        let areas = [area(0x3000..0x4000, 0x3000, 0x10000), area(0x6000..0x7000, 0x3000, 0x13000)];
         assert_eq!(intact(&it, &areas), [0x3000..0x4000, 0x6000..0x7000], "a hole");
         it.lose(&(0x1000..0x2000));
-        let whole = [area(0x3000..0x7000, 7, 0x10000)];
+        let whole = [area(0x3000..0x7000, 0x3000, 0x10000)];
         assert_eq!(intact(&it, &whole), [0x3000..0x4000, 0x5000..0x7000], "overtaken");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 
 /// A mapping.
@@ -109,6 +109,140 @@ fn parse_area(line: &str) -> Option<Area> {
     let inode = field().parse().ok()?;
     let file = FilePlace { device, inode, offset };
     Some(Area { start, end, permissions, file, name: rest.to_owned(), flags: Vec::new(), key: 0 })
+}
+
+/// The process's mappings, to be read once, later, when nothing may allocate.
+pub struct Later {
+    file: File,
+}
+
+/// A line of /proc/self/maps, but for the name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line {
+    start: u64,
+    end: u64,
+    permissions: Word,
+    offset: u64,
+    device: Word,
+    inode: u64,
+}
+
+/// A short field.
+#[derive(Clone, Copy, Debug, Default)]
+struct Word {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl Word {
+    fn push(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.length) {
+            *place = byte;
+        }
+        self.length = self.length.saturating_add(1);
+    }
+
+    /// What is longer than the place for it is like nothing.
+    fn is(&self, expected: &[u8]) -> bool {
+        self.bytes.get(..self.length) == Some(expected)
+    }
+}
+
+impl Line {
+    /// Takes a byte of the line's field with this number.
+    fn take(&mut self, field: u32, byte: u8) {
+        let digit = |number: u64, radix: u64| {
+            let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
+            number.wrapping_mul(radix).wrapping_add(digit)
+        };
+        match field {
+            0 => self.start = digit(self.start, 16),
+            1 => self.end = digit(self.end, 16),
+            2 => self.permissions.push(byte),
+            3 => self.offset = digit(self.offset, 16),
+            4 => self.device.push(byte),
+            5 => self.inode = digit(self.inode, 10),
+            _ => {}
+        }
+    }
+
+    /// Whether it is private memory of no file, to be read and written.
+    pub fn is_plain(&self) -> bool {
+        self.permissions.is(b"rw-p") && self.inode == 0
+    }
+
+    /// Whether a file lies at an address, from so many bytes behind this place of it on.
+    pub fn has(&self, place: &FilePlace, address: u64, behind: u64) -> bool {
+        self.inode == place.inode
+            && self.device.is(place.device.as_bytes())
+            && self.offset.wrapping_add(address.wrapping_sub(self.start)) == place.offset.wrapping_add(behind)
+    }
+}
+
+impl Later {
+    /// Opens it.
+    pub fn open() -> io::Result<Later> {
+        Ok(Later { file: File::open("/proc/self/maps")? })
+    }
+
+    /// Whether all of some ranges, which are in order, is mapped, and each mapping there is as it should be: `fits` is
+    /// asked for the first address of each mapping in each range. Neither allocates nor locks.
+    pub fn fits<T>(
+        mut self,
+        ranges: &[(Range<u64>, T)],
+        fits: impl Fn(&T, &Range<u64>, &Line, u64) -> bool,
+    ) -> io::Result<bool> {
+        fits_all(&mut self.file, ranges, fits)
+    }
+}
+
+fn fits_all<T>(
+    text: &mut impl Read,
+    ranges: &[(Range<u64>, T)],
+    fits: impl Fn(&T, &Range<u64>, &Line, u64) -> bool,
+) -> io::Result<bool> {
+    let mut ranges = ranges.iter();
+    let Some((mut range, mut expected)) = ranges.next().map(|(range, it)| (range.clone(), it)) else {
+        return Ok(true);
+    };
+    let mut whole = range.clone();
+    let mut buffer = [0u8; 4096];
+    let (mut line, mut field) = (Line::default(), 0u32);
+    loop {
+        let filled = text.read(&mut buffer)?;
+        if filled == 0 {
+            return Ok(false);
+        }
+        for byte in buffer.get(..filled).unwrap_or_default() {
+            match byte {
+                b'\n' => {}
+                b'-' if field == 0 => {
+                    field = 1;
+                    continue;
+                }
+                b' ' => {
+                    field = field.saturating_add(1);
+                    continue;
+                }
+                _ => {
+                    line.take(field, *byte);
+                    continue;
+                }
+            }
+            while range.start < line.end {
+                if line.start > range.start || !fits(expected, &whole, &line, range.start) {
+                    return Ok(false);
+                }
+                range.start = line.end.min(range.end);
+                if range.start < range.end {
+                    break;
+                }
+                let Some((next, it)) = ranges.next() else { return Ok(true) };
+                (range, whole, expected) = (next.clone(), next.clone(), it);
+            }
+            (line, field) = (Line::default(), 0);
+        }
+    }
 }
 
 /// What the fresh mapping has to be like when a range is given back.
@@ -242,6 +376,58 @@ VmFlags: rd wr mr mw me gd ac
         assert_eq!(judged(0x7f000000a000..0x7f000000b000), Err(Unfit::Hole(0x7f000000a000)));
         assert_eq!(judged(0x55d2c000..0x55d2e000), Err(Unfit::Hole(0x55d2d000)));
         assert_eq!(judged(0x7f0000005000..0x7f000000b000), Err(Unfit::Hole(0x7f0000008000)), "whatever else");
+    }
+
+    const MAPS: &str = "\
+7f0000000000-7f0000004000 rw-p 00000000 00:00 0
+7f0000004000-7f0000006000 rw-p 00000000 00:00 0                          [anon:a name - with 1 line]
+7f0000008000-7f000000a000 rw-s 00012000 103:05 1025                      /dev/dri/renderD128
+7f000000a000-7f000000b000 rw-p 00000000 00:00 0
+";
+
+    /// Reads a few bytes at a time.
+    struct Slow<'a>(&'a [u8]);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let length = buffer.len().min(7);
+            self.0.read(&mut buffer[..length])
+        }
+    }
+
+    #[test]
+    fn mappings_are_compared_later() {
+        let plain = |ranges: &[Range<u64>]| {
+            let ranges: Vec<_> = ranges.iter().map(|range| (range.clone(), ())).collect();
+            fits_all(&mut Slow(MAPS.as_bytes()), &ranges, |(), _, line, _| line.is_plain()).unwrap()
+        };
+        let one = |start, end| plain(std::slice::from_ref(&(start..end)));
+        assert!(plain(&[]));
+        assert!(one(0x7f0000003000, 0x7f0000005000), "two mappings");
+        assert!(!one(0x7f0000003000, 0x7f0000007000), "a hole at the end");
+        assert!(!one(0x7f0000006000, 0x7f0000009000), "a hole at the start");
+        assert!(!one(0x7f0000008000, 0x7f0000009000), "shared, and a file");
+        assert!(!one(0x7f000000a000, 0x7f000000c000), "beyond the last");
+        assert!(plain(&[
+            0x7f0000000000..0x7f0000001000,
+            0x7f0000002000..0x7f0000006000,
+            0x7f000000a000..0x7f000000b000
+        ]));
+        assert!(!plain(&[0x7f0000000000..0x7f0000001000, 0x7f0000008000..0x7f0000009000]));
+
+        let place = FilePlace { device: "103:05".into(), inode: 1025, offset: 0x13000 };
+        let lies = |place: &FilePlace| {
+            let range = 0x7f0000009000..0x7f000000a000;
+            let fits = |place: &FilePlace, range: &Range<u64>, line: &Line, at: u64| {
+                line.has(place, at, at - range.start)
+            };
+            fits_all(&mut Slow(MAPS.as_bytes()), &[(range, place.clone())], fits).unwrap()
+        };
+        assert!(lies(&place));
+        assert!(!lies(&place.after(0x1000)));
+        assert!(!lies(&FilePlace { inode: 1026, ..place.clone() }));
+        assert!(!lies(&FilePlace { device: "103:0".into(), ..place.clone() }));
+        assert!(!lies(&FilePlace { device: "103:05103:05103:05".into(), ..place }));
     }
 
     #[test]

@@ -16,18 +16,16 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::patience::Attempts;
 use super::signals::Blocked;
+use super::syscall::call;
 use crate::thunk::lock::lock;
 
 /// Most threads that can be stopped.
 const MAX_THREADS: usize = 32 << 10;
-
-/// How long a thread may take to stop. One that sleeps in the kernel where no signal reaches it (a slow device, a vfork
-/// whose child has not called exec yet) cannot be waited for without end.
-const PATIENCE_NS: i64 = 5_000_000_000;
 
 /// `PTRACE_EVENT_STOP` of linux/ptrace.h: a stop that was asked for, or a group stop.
 const EVENT_STOP: i32 = 128;
@@ -119,6 +117,10 @@ struct Arena {
     /// Descriptor of /proc/self/task.
     tasks: AtomicI32,
     caller: AtomicI32,
+    /// The caller's process.
+    process: AtomicI32,
+    /// How long a thread may take to stop.
+    patience: AtomicI64,
     /// No stack may lie in here.
     avoid_start: AtomicU64,
     avoid_end: AtomicU64,
@@ -157,6 +159,8 @@ fn arena() -> Result<&'static Arena, CannotStop> {
     Ok(unsafe { arena.as_ref() })
 }
 
+static ATTEMPTS: Attempts = Attempts::new();
+
 /// All other threads of the process are stopped as long as this lives, and no signal is handled in this one. Whoever
 /// has it must not take a lock or allocate.
 pub struct Stopped {
@@ -187,6 +191,8 @@ fn permit(tracer: libc::pid_t) {
 impl Stopped {
     /// Stops them. No stack of theirs may lie in `avoid` (first, end). Serialized by the caller.
     pub fn new(avoid: (u64, u64)) -> Result<Stopped, CannotStop> {
+        let patience =
+            ATTEMPTS.patience(now()).ok_or(CannotStop { obstacle: Obstacle::Patience, errno: 0 })?;
         let arena = arena()?;
         let tasks = File::open("/proc/self/task").map_err(|_| CannotStop::last(Obstacle::System))?;
         if !is_own_proc() {
@@ -198,6 +204,8 @@ impl Stopped {
         arena.errno.store(0, Ordering::Relaxed);
         arena.tasks.store(tasks.as_raw_fd(), Ordering::Relaxed);
         arena.caller.store(thread_id(), Ordering::Relaxed);
+        arena.process.store(std::process::id().cast_signed(), Ordering::Relaxed);
+        arena.patience.store(patience, Ordering::Relaxed);
         arena.avoid_start.store(avoid.0, Ordering::Relaxed);
         arena.avoid_end.store(avoid.1, Ordering::Relaxed);
         arena.count.store(0, Ordering::Relaxed);
@@ -219,8 +227,17 @@ impl Stopped {
         set_step(arena, step::GO);
         loop {
             match arena.step.load(Ordering::Acquire) {
-                step::STOPPED => return Ok(stopped),
-                step::FAILED => return Err(stopped.failure()),
+                step::STOPPED => {
+                    ATTEMPTS.succeeded();
+                    return Ok(stopped);
+                }
+                step::FAILED => {
+                    let failure = stopped.failure();
+                    if failure.obstacle == Obstacle::Patience {
+                        ATTEMPTS.failed(now());
+                    }
+                    return Err(failure);
+                }
                 now => futex_wait(&arena.step, now, Duration::from_millis(200)),
             }
             // Something may have killed it.
@@ -273,21 +290,28 @@ fn thread_id() -> libc::pid_t {
     unsafe { libc::gettid() }
 }
 
+/// Waiters that a futex call wakes: all of them (INT_MAX).
+const WAKE_ALL: usize = 0x7fff_ffff;
+
+fn word(word: &AtomicU32) -> usize {
+    word.as_ptr().expose_provenance()
+}
+
 fn set_step(arena: &Arena, to: u32) {
     arena.step.store(to, Ordering::Release);
     // SAFETY: the word lives as long as the process; waking reads nothing.
-    let _ = unsafe { libc::syscall(libc::SYS_futex, arena.step.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    let _ = unsafe { call(libc::SYS_futex, [word(&arena.step), libc::FUTEX_WAKE as usize, WAKE_ALL, 0]) };
 }
 
-fn futex_wait(word: &AtomicU32, value: u32, limit: Duration) {
+fn futex_wait(futex: &AtomicU32, value: u32, limit: Duration) {
     let limit = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
         tv_nsec: limit.subsec_nanos() as libc::c_long,
     };
+    let limit = ptr::from_ref(&limit).expose_provenance();
+    let arguments = [word(futex), libc::FUTEX_WAIT as usize, value as usize, limit];
     // SAFETY: the word and the limit live beyond the call.
-    let _ = unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, ptr::from_ref(&limit))
-    };
+    let _ = unsafe { call(libc::SYS_futex, arguments) };
 }
 
 /// The tracer. Nothing here may allocate, lock, unwind, or use what belongs to a thread: it runs with the caller's
@@ -297,7 +321,14 @@ extern "C" fn trace(argument: *mut libc::c_void) -> libc::c_int {
     let arena = unsafe { &*argument.cast::<Arena>() };
     // The caller's end must not leave its threads stopped for ever: a tracer's end lets them run.
     // SAFETY: no pointer.
-    let _ = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let _ = unsafe { call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0]) };
+    // It may have ended before that, and nobody would say GO. In another PID namespace, where threads have other numbers,
+    // there is no parent either (0).
+    // SAFETY: no argument.
+    let parent = unsafe { call(libc::SYS_getppid, [0; 4]) };
+    if parent != Ok(arena.process.load(Ordering::Relaxed).unsigned_abs() as usize) {
+        exit();
+    }
     // Stops are told by SIGCHLD, unless that is ignored. The handlers are this process's own copy.
     // SAFETY: SIG_DFL is a valid disposition.
     let _ = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
@@ -319,10 +350,14 @@ extern "C" fn trace(argument: *mut libc::c_void) -> libc::c_int {
             set_step(arena, step::FAILED);
         }
     }
-    // Not a return: the C library would end what belongs to the caller's thread.
+    exit()
+}
+
+/// Ends the tracer. It does not return from its function: the C library would end what belongs to the caller's thread.
+fn exit() -> ! {
     loop {
         // SAFETY: ends this process, of one thread, and no other.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        let _ = unsafe { call(libc::SYS_exit, [0; 4]) };
     }
 }
 
@@ -331,39 +366,43 @@ fn traced(arena: &Arena) -> &[Traced] {
     arena.traced.get(..count).unwrap_or(&arena.traced)
 }
 
-/// Stops all threads, again and again until no new one is found: then none that runs could make another.
+/// Stops all threads, again and again until no unknown one is found: then none that runs could make another. One that
+/// ended meanwhile counts as well, for the kernel ends the list at a thread that ends just then.
 fn stop_all(arena: &Arena) -> Result<(), CannotStop> {
-    let deadline = now().saturating_add(PATIENCE_NS);
+    let deadline = now().saturating_add(arena.patience.load(Ordering::Relaxed));
     loop {
         let known = traced(arena).len();
-        seize_new(arena)?;
-        let new = traced(arena).get(known..).unwrap_or(&[]);
-        if new.is_empty() {
+        if !seize_new(arena)? {
             return Ok(());
         }
-        for thread in new {
+        for thread in traced(arena).get(known..).unwrap_or(&[]) {
             await_stop(arena, thread, deadline)?;
+        }
+        if now() > deadline {
+            return Err(CannotStop { obstacle: Obstacle::Patience, errno: 0 });
         }
     }
 }
 
-/// Seizes every thread that is not known yet, and asks it to stop.
-fn seize_new(arena: &Arena) -> Result<(), CannotStop> {
-    let tasks = arena.tasks.load(Ordering::Relaxed);
+fn system(errno: i32) -> CannotStop {
+    CannotStop { obstacle: Obstacle::System, errno }
+}
+
+/// Seizes every thread that is not known yet, and asks it to stop. Whether there was any, even if it has ended already.
+fn seize_new(arena: &Arena) -> Result<bool, CannotStop> {
+    let tasks = arena.tasks.load(Ordering::Relaxed) as usize;
     // SAFETY: no pointer.
-    if unsafe { libc::lseek(tasks, 0, libc::SEEK_SET) } < 0 {
-        return Err(CannotStop::last(Obstacle::System));
-    }
+    unsafe { call(libc::SYS_lseek, [tasks, 0, libc::SEEK_SET as usize, 0]) }.map_err(system)?;
     let before = traced(arena).len();
+    let mut any = false;
     loop {
         let entries = arena.entries.get().cast::<u8>();
         let capacity = size_of_val(&arena.entries);
         // SAFETY: the buffer is the tracer's alone, and as large as is said.
-        let filled = unsafe { libc::syscall(libc::SYS_getdents64, tasks, entries, capacity) };
-        let filled = match usize::try_from(filled) {
-            Ok(0) => return Ok(()),
-            Ok(filled) => filled,
-            Err(_) => return Err(CannotStop::last(Obstacle::System)),
+        let filled = unsafe { call(libc::SYS_getdents64, [tasks, entries.expose_provenance(), capacity, 0]) };
+        let filled = match filled.map_err(system)? {
+            0 => return Ok(any),
+            filled => filled,
         };
         // SAFETY: the kernel has filled that much of it, and nobody else uses it.
         let mut rest = unsafe { std::slice::from_raw_parts(entries, filled) };
@@ -371,7 +410,7 @@ fn seize_new(arena: &Arena) -> Result<(), CannotStop> {
             rest = next;
             let known = || traced(arena).iter().take(before).any(|it| it.id.load(Ordering::Relaxed) == id);
             if id != 0 && id != arena.caller.load(Ordering::Relaxed) && !known() {
-                seize(arena, id)?;
+                any |= seize(arena, id)?;
             }
         }
     }
@@ -389,21 +428,19 @@ fn next_thread(entries: &[u8]) -> Option<(i32, &[u8])> {
 }
 
 fn ptrace(request: libc::c_uint, id: libc::pid_t, data: usize) -> i32 {
-    // SAFETY: data is a number, or a pointer that its caller vouches for. The system call, not the C library's function,
-    // so that nothing of the thread is touched but errno.
-    let result = unsafe { libc::syscall(libc::SYS_ptrace, libc::c_long::from(request), id, 0usize, data) };
-    match result {
-        -1 => io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-        _ => 0,
-    }
+    // SAFETY: data is a number, or a pointer that its caller vouches for.
+    let result = unsafe { call(libc::SYS_ptrace, [request as usize, id.unsigned_abs() as usize, 0, data]) };
+    result.err().unwrap_or(0)
 }
 
-fn seize(arena: &Arena, id: libc::pid_t) -> Result<(), CannotStop> {
+/// Seizes a thread. False for one that is not waited for: the first thread of a process stays in the list when it has ended
+/// before the others.
+fn seize(arena: &Arena, id: libc::pid_t) -> Result<bool, CannotStop> {
     match ptrace(libc::PTRACE_SEIZE, id, 0) {
         0 => {}
         // It has ended meanwhile.
-        libc::ESRCH => return Ok(()),
-        libc::EPERM if is_dead(arena, id) => return Ok(()),
+        libc::ESRCH => return Ok(true),
+        libc::EPERM if is_dead(arena, id) => return Ok(id != arena.process.load(Ordering::Relaxed)),
         errno @ libc::EPERM => return Err(CannotStop { obstacle: Obstacle::Forbidden, errno }),
         errno => return Err(CannotStop { obstacle: Obstacle::System, errno }),
     }
@@ -417,22 +454,22 @@ fn seize(arena: &Arena, id: libc::pid_t) -> Result<(), CannotStop> {
     arena.count.store(count.saturating_add(1), Ordering::Relaxed);
     // A failure means that it is ending, which the wait for it tells.
     let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0);
-    Ok(())
+    Ok(true)
 }
 
 /// Waits until a thread is in a ptrace stop, or gone.
 fn await_stop(arena: &Arena, thread: &Traced, deadline: i64) -> Result<(), CannotStop> {
     let id = thread.id.load(Ordering::Relaxed);
     loop {
-        let mut status = 0;
-        let options = libc::WNOHANG | libc::__WALL;
-        let none = ptr::null_mut::<libc::c_void>();
+        let mut status = 0i32;
+        let options = (libc::WNOHANG | libc::__WALL) as usize;
+        let place = (&raw mut status).expose_provenance();
         // SAFETY: status lives beyond the call, and no resource usage is asked for.
-        let result = unsafe { libc::syscall(libc::SYS_wait4, id, &raw mut status, options, none) };
+        let result = unsafe { call(libc::SYS_wait4, [id.unsigned_abs() as usize, place, options, 0]) };
         match result {
-            0 => {}
-            -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => continue,
-            -1 => {
+            Ok(0) => {}
+            Err(libc::EINTR) => continue,
+            Err(_) => {
                 thread.id.store(0, Ordering::Relaxed);
                 return Ok(());
             }
@@ -462,10 +499,9 @@ fn await_stop(arena: &Arena, thread: &Traced, deadline: i64) -> Result<(), Canno
 fn await_news() {
     let child = 1u64 << (libc::SIGCHLD - 1);
     let limit = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-    let none = ptr::null_mut::<libc::c_void>();
-    let (set, limit) = (ptr::from_ref(&child), ptr::from_ref(&limit));
+    let (set, limit) = (ptr::from_ref(&child).expose_provenance(), ptr::from_ref(&limit).expose_provenance());
     // SAFETY: set and limit live beyond the call, the set has the kernel's size, and no information is asked for.
-    let _ = unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, set, none, limit, size_of::<u64>()) };
+    let _ = unsafe { call(libc::SYS_rt_sigtimedwait, [set, 0, limit, size_of::<u64>()]) };
 }
 
 /// That the thread does not run on the range.
@@ -505,17 +541,21 @@ fn release_all(arena: &Arena) {
 fn is_dead(arena: &Arena, id: libc::pid_t) -> bool {
     let path = stat_path(id);
     let (tasks, flags) = (arena.tasks.load(Ordering::Relaxed), libc::O_RDONLY | libc::O_CLOEXEC);
+    let name = path.as_ptr().expose_provenance();
     // SAFETY: the path ends with a zero.
-    let file = unsafe { libc::syscall(libc::SYS_openat, tasks, path.as_ptr(), flags) };
-    if file < 0 {
-        return io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT);
-    }
+    let file = match unsafe { call(libc::SYS_openat, [tasks as usize, name, flags as usize, 0]) } {
+        Ok(file) => file,
+        Err(errno) => return errno == libc::ENOENT,
+    };
     let mut text = [0u8; 128];
+    let place = text.as_mut_ptr().expose_provenance();
     // SAFETY: the buffer is as large as is said.
-    let length = unsafe { libc::syscall(libc::SYS_read, file, text.as_mut_ptr(), text.len()) };
+    let length = unsafe { call(libc::SYS_read, [file, place, text.len(), 0]) };
     // SAFETY: the descriptor is this function's own.
-    let _ = unsafe { libc::syscall(libc::SYS_close, file) };
-    let text = text.get(..usize::try_from(length).unwrap_or(0)).unwrap_or(&[]);
+    let _ = unsafe { call(libc::SYS_close, [file, 0, 0, 0]) };
+    // One that ends between the two calls cannot be read any more (ESRCH).
+    let Ok(length) = length else { return length == Err(libc::ESRCH) };
+    let text = text.get(..length).unwrap_or(&[]);
     // The name of the thread stands in parentheses, and may have some itself.
     let name_end = text.iter().rposition(|byte| *byte == b')');
     let state = name_end.and_then(|end| text.get(end.saturating_add(2)));
@@ -539,8 +579,9 @@ fn stat_path(id: libc::pid_t) -> [u8; 17] {
 /// Nanoseconds of the monotonic clock.
 fn now() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: time lives beyond the call. The system call: what the C library does instead is as harmless.
-    let _ = unsafe { libc::syscall(libc::SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time) };
+    let place = (&raw mut time).expose_provenance();
+    // SAFETY: time lives beyond the call.
+    let _ = unsafe { call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, place, 0, 0]) };
     time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
 }
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use hsakmt_abi::status::HsakmtStatus;
 use virtio_kfd_protocol::GuestVa;
 
-use super::maps::{self, Character, FilePlace};
+use super::maps::{self, Character, FilePlace, Later};
 use super::pages::{self, Reader};
 use super::stop::Stopped;
 use super::{Segment, fault, system};
@@ -111,9 +111,10 @@ struct Prepared {
 pub fn adopt(client: &Client, range: Range<u64>, character: Character) -> Outcome<Segment> {
     let Prepared { blob, staging, parts } = prepare(client, &range)?;
     let reader = Reader::new().map_err(|error| system("/proc/self/pagemap", &error))?;
+    let later = Later::open().map_err(|error| system("/proc/self/maps", &error))?;
     let hold = Hold::new(&range, parts.len())?;
     // From here to the drop of the hold: no allocation, no lock.
-    let swapped = swap(&reader, &range, staging.start(), &parts);
+    let swapped = swap(&reader, later, &range, staging.start(), &parts);
     drop(hold);
     swapped.map_err(|error| system("the exchange of pages", &error))?;
     // All of it has been moved away: what is mapped there next is somebody else's.
@@ -143,11 +144,16 @@ fn prepare(client: &Client, range: &Range<u64>) -> Outcome<Prepared> {
 /// Copies and moves; after an error the range is as it was.
 fn swap(
     reader: &Reader,
+    later: Later,
     range: &Range<u64>,
     staging: u64,
     parts: &[(Range<u64>, FilePlace)],
 ) -> std::io::Result<()> {
     reader.copy(range, staging)?;
+    // Another thread may have mapped something else there since the range was vetted.
+    if !later.fits(&[(range.clone(), ())], |(), _, line, _| line.is_plain())? {
+        return Err(changed());
+    }
     for (done, (part, _)) in parts.iter().enumerate() {
         let from = shifted(part, staging);
         let to = shifted(part, range.start);
@@ -160,6 +166,11 @@ fn swap(
         }
     }
     Ok(())
+}
+
+/// The mappings have changed. An error that is made without allocation.
+fn changed() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::EAGAIN)
 }
 
 fn shifted(part: &Range<u64>, by: u64) -> Range<u64> {
@@ -258,10 +269,24 @@ fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
     let aside = Reservation::new(range.end.saturating_sub(range.start), page_size(), 0, (0, u64::MAX));
     let aside = aside.map_err(|error| format!("addresses: {error}"))?;
     let dress = Dress::of(character);
+    let expected: Vec<_> =
+        intact.iter().filter_map(|piece| Some((piece.clone(), segment.place_of(piece)?))).collect();
+    let later = Later::open().map_err(|error| format!("/proc/self/maps: {error}"))?;
     let stopped = Stopped::new((0, 0)).map_err(|why| why.to_string())?;
     // From here to the drop of `stopped`: no allocation, no lock.
-    let mut outcome = Ok(());
+    // Until it stopped, another thread may have mapped something else there: that is nobody's to replace.
+    let here = |place: &FilePlace, piece: &Range<u64>, line: &maps::Line, at: u64| {
+        line.has(place, at, at.saturating_sub(piece.start))
+    };
+    let mut outcome = match later.fits(&expected, here) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(changed()),
+        Err(error) => Err(error),
+    };
     for piece in intact {
+        if outcome.is_err() {
+            break;
+        }
         let away = shifted(
             &(piece.start.saturating_sub(range.start)..piece.end.saturating_sub(range.start)),
             aside.start(),
@@ -328,6 +353,54 @@ mod tests {
         assert!(areas.iter().all(|area| area.permissions == "rw-p" && area.file.inode == 0));
         pages::unmap(start, size).unwrap();
         pages::unmap(staging, size).unwrap();
+    }
+
+    /// What another thread does between the look at the mappings and the stop.
+    #[test]
+    fn what_was_mapped_meanwhile_is_not_replaced() {
+        if let Err(why) = Stopped::new((0, 0)) {
+            eprintln!("skipped: threads cannot be stopped here: {why}");
+            return;
+        }
+        let page = page_size();
+        let start = pages::map_fresh(None, 2 * page, false).unwrap();
+        let range = start..start + 2 * page;
+        fill(&range, 5);
+        // Of a file that is not there any more.
+        let place = FilePlace { device: "00:01".into(), inode: 12345, offset: 0 };
+        let segment = Segment {
+            range: range.clone(),
+            resource: virtio_kfd_protocol::ResourceId(1),
+            blob: None,
+            parts: vec![(0..2 * page, place)],
+            character: Character { flags: vec!["dd".into()], name: None },
+            uses: 0,
+        };
+        let error = replace(&segment, std::slice::from_ref(&range)).unwrap_err();
+        assert!(error.contains("os error 11"), "{error}");
+        assert_eq!(first_and_last(&range), (5, 5));
+        // A replacement would have been left out of core dumps, as the segment's memory was.
+        let areas = maps::areas_with_flags(&range).unwrap();
+        assert!(areas.iter().all(|area| !area.flags.iter().any(|flag| flag == "dd")), "{areas:?}");
+        // And a range that is a file by now is not adopted.
+        let reader = Reader::new().unwrap();
+        let staging = pages::map_fresh(None, 2 * page, false).unwrap();
+        let parts = [(0..2 * page, FilePlace::default())];
+        pages::unmap(start, page).unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let (flags, protection) = (libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE, libc::PROT_READ);
+        // SAFETY: the address is free: this test has just unmapped it.
+        let mapped = unsafe {
+            let at = std::ptr::with_exposed_provenance_mut(start as usize);
+            libc::mmap(at, page as usize, protection, flags, std::os::fd::AsRawFd::as_raw_fd(&file), 0)
+        };
+        assert_eq!(mapped.expose_provenance() as u64, start);
+        let error = swap(&reader, Later::open().unwrap(), &range, staging, &parts).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+        let areas = maps::areas(&range).unwrap();
+        assert_eq!(areas.first().map(|area| area.permissions.as_str()), Some("r--p"));
+        pages::unmap(start, 2 * page).unwrap();
+        pages::unmap(staging, 2 * page).unwrap();
     }
 
     #[test]

@@ -50,6 +50,19 @@ impl Registered {
     }
 }
 
+/// A registration of memory that the application has replaced.
+pub struct Replaced(Arc<Allocation>);
+
+fn require_unmapped(address: u64, state: &State) -> Outcome<()> {
+    if state.mapped.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "{address:#x} is registered and mapped to GPUs, with memory that has been unmapped from this process since"
+    );
+    Err(Refusal::error(why))
+}
+
 impl Memory {
     /// Registers a range once more. False where there is no registration of exactly this range yet. As in AMD's library a
     /// range that is an allocation is an invalid handle, and a registration keeps its list of GPUs.
@@ -70,6 +83,45 @@ impl Memory {
         }
         state.registrations = state.registrations.saturating_add(1);
         Ok(true)
+    }
+
+    /// The registration of exactly this range, if what the application has there now is other memory than what was registered,
+    /// as `is_current` finds. An error where GPUs have the memory that was there mapped: they keep that.
+    pub fn replaced(
+        &self,
+        address: u64,
+        size: u64,
+        gpus: &[GpuId],
+        is_current: impl Fn(&Registered) -> Outcome<bool>,
+    ) -> Outcome<Option<Replaced>> {
+        let Some(allocation) = self.registered_range(address, size).filter(|_| size != 0) else {
+            return Ok(None);
+        };
+        let Backing::Registered(registered) = &allocation.backing else { return Ok(None) };
+        let state = lock(&allocation.state);
+        let for_others = !state.registered.is_empty() && state.registered != gpus;
+        if state.freed || for_others || is_current(registered)? {
+            return Ok(None);
+        }
+        require_unmapped(address, &state)?;
+        drop(state);
+        Ok(Some(Replaced(allocation)))
+    }
+
+    /// Ends such a registration. The number of times that it was registered, which is 0 where another thread has ended it.
+    pub fn end_replaced(&self, client: &Client, Replaced(allocation): Replaced) -> Outcome<u64> {
+        let Backing::Registered(registered) = &allocation.backing else { return Ok(0) };
+        let mut state = lock(&allocation.state);
+        if state.freed {
+            return Ok(0);
+        }
+        require_unmapped(registered.address, &state)?;
+        self.give_up(client, &allocation, &mut state)?;
+        let registrations = state.registrations;
+        drop(state);
+        self.forget_range((registered.address, registered.size), &allocation);
+        self.forget(client, &allocation);
+        Ok(registrations)
     }
 
     /// Writes a new registration down, for these GPUs or, where the list is empty, for all. The address for GPUs is
