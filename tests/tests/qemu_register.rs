@@ -49,6 +49,7 @@ impl Stack {
             let begin = Instant::now();
             let arguments = match std::env::var(STORM_VARIABLE) {
                 Ok(rounds) if arguments.starts_with("storm") => format!("storm {rounds}"),
+                _ if *arguments == "unfit" => format!("unfit {hold}"),
                 _ => (*arguments).to_owned(),
             };
             let script = format!("VIRTIO_KFD_REGISTER=adopt HSAKMT_DEBUG_LEVEL=6 {PROGRAM} {arguments} 2>&1");

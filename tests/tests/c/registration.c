@@ -1,7 +1,7 @@
 // Memory of the application that is registered and given back while it is in use: nothing that threads write and nothing
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
-// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit | refused | bench
+// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit HOW | refused | bench
 #define _GNU_SOURCE
 #include "kmt.h"
 
@@ -428,6 +428,90 @@ static void heap(int rounds) {
 
 // --- replaced
 
+static bool is_private(char *address) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned long start, end;
+    char permissions[8];
+    bool found = false;
+    for (char line[512]; fgets(line, sizeof line, maps);)
+        if (sscanf(line, "%lx-%lx %7s", &start, &end, permissions) == 3 && start <= (uintptr_t)address &&
+            (uintptr_t)address < end)
+            found = !strcmp(permissions, "rw-p");
+    fclose(maps);
+    return found;
+}
+
+// Whether memory of the application is adopted at all: natively it is not.
+static bool adopting(void) {
+    const char *how = getenv("VIRTIO_KFD_REGISTER");
+    return how && !strcmp(how, "adopt");
+}
+
+static void is_adopted(const char *what, char *address) {
+    if (is_private(address) == adopting())
+        fail(what, is_private(address), !adopting());
+}
+
+// The same range registered again, when other memory lies there.
+static void registered_again(void) {
+    char *memory = own(4 * PAGE);
+    memset(memory, 1, 4 * PAGE);
+    ok("register", hsaKmtRegisterMemory(memory, 4 * PAGE));
+    munmap(memory, 4 * PAGE);
+    mmap(memory, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    memset(memory, 2, 4 * PAGE);
+    given(memory, 4 * PAGE);
+    is_adopted("memory that was registered before", memory);
+    // Replaced while GPUs have it mapped: natively they get the new pages. Where they cannot, it is no success.
+    munmap(memory, 4 * PAGE);
+    mmap(memory, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    memset(memory, 3, 4 * PAGE);
+    HSAKMT_STATUS status = hsaKmtRegisterMemory(memory, 4 * PAGE), expected = HSAKMT_STATUS_SUCCESS;
+    if (adopting())
+        expected = HSAKMT_STATUS_ERROR;
+    if (status != expected)
+        fail("register what is mapped", status, expected);
+    ok("unmap", hsaKmtUnmapMemoryToGPU(memory));
+    given(memory, 4 * PAGE);
+    is_adopted("memory that was mapped before", memory);
+    ok("unmap", hsaKmtUnmapMemoryToGPU(memory));
+    // Every registration that succeeded is counted.
+    for (int count = adopting() ? 3 : 4; count > 0; count--)
+        ok("deregister", hsaKmtDeregisterMemory(memory));
+    HSAKMT_STATUS last = hsaKmtDeregisterMemory(memory);
+    if (last == HSAKMT_STATUS_SUCCESS)
+        fail("deregister once more", last, HSAKMT_STATUS_MEMORY_NOT_REGISTERED);
+    if (!is_private(memory))
+        fail("private memory in the end", 0, 1);
+    for (size_t at = 0; at < 4 * PAGE; at++)
+        if (memory[at] != 3)
+            fail("a byte", memory[at], 3);
+    munmap(memory, 4 * PAGE);
+}
+
+// A registration of memory that is gone ends while other memory at its address is registered. In a guest that memory's blob
+// lies at the same place of the device's file.
+static void ended_late(void) {
+    char *memory = own(4 * PAGE);
+    memset(memory, 1, 4 * PAGE);
+    given(memory, 4 * PAGE);
+    munmap(memory, 4 * PAGE);
+    mmap(memory, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    memset(memory, 2, 4 * PAGE);
+    given(memory + 8, 4 * PAGE - 8);
+    is_adopted("the new memory", memory);
+    taken(memory);
+    is_adopted("the new memory, when the old registration has ended", memory);
+    memory[9] = 3;
+    taken(memory + 8);
+    if (!is_private(memory))
+        fail("private memory in the end", 0, 1);
+    for (size_t at = 0; at < 4 * PAGE; at++)
+        if (memory[at] != (at == 9 ? 3 : 2))
+            fail("a byte", memory[at], at == 9 ? 3 : 2);
+    munmap(memory, 4 * PAGE);
+}
+
 // What the application does to its addresses while they are registered (case C03).
 static void replaced(void) {
     char *memory = own(16 * PAGE);
@@ -489,6 +573,8 @@ static void replaced(void) {
                 fail("a byte of an allocation", ((char *)allocated[number])[at], number + 1);
         ok("free", hsaKmtFreeMemory(allocated[number], 4 * PAGE));
     }
+    registered_again();
+    ended_late();
     printf("replaced: what is the application's stays so\n");
 }
 
@@ -565,32 +651,23 @@ static void *ask(void *argument) {
 }
 
 // Where threads cannot be stopped: writers held in another way let memory be adopted still, and it is given back later.
-static void asks(const char *what, char *memory) {
+static void asks(const char *what, char *memory, HSAKMT_STATUS expected) {
     pthread_t other;
     struct asked asked = {memory, HSAKMT_STATUS_SUCCESS};
     // The thread that asks is not stopped, so that another one has to ask.
     pthread_create(&other, NULL, ask, &asked);
     pthread_join(other, NULL);
     fprintf(stderr, "%s: %s\n", what, status_name(asked.status));
-    if (asked.status != HSAKMT_STATUS_NOT_SUPPORTED && asked.status != HSAKMT_STATUS_SUCCESS)
-        fail(what, asked.status, HSAKMT_STATUS_NOT_SUPPORTED);
-}
-
-static bool is_private(char *address) {
-    FILE *maps = fopen("/proc/self/maps", "r");
-    unsigned long start, end;
-    char permissions[8];
-    bool found = false;
-    for (char line[512]; fgets(line, sizeof line, maps);)
-        if (sscanf(line, "%lx-%lx %7s", &start, &end, permissions) == 3 && start <= (uintptr_t)address &&
-            (uintptr_t)address < end)
-            found = !strcmp(permissions, "rw-p");
-    fclose(maps);
-    return found;
+    if (asked.status != expected)
+        fail(what, asked.status, expected);
 }
 
 // What cannot be adopted is refused, and stays what it is.
-static void unfit(void) {
+static void unfit(const char *hold) {
+    // Writers held by faults let memory be adopted where threads cannot be stopped; it is given back later.
+    HSAKMT_STATUS unstoppable = HSAKMT_STATUS_SUCCESS;
+    if (strcmp(hold, "userfaultfd"))
+        unstoppable = HSAKMT_STATUS_NOT_SUPPORTED;
     char *memory = own(16 * PAGE), local[64] = {0};
     memset(memory, 1, 16 * PAGE);
     refuses("a stack", local, sizeof local, HSAKMT_STATUS_NOT_SUPPORTED);
@@ -633,7 +710,7 @@ static void unfit(void) {
     prctl(PR_SET_PTRACER, tracer, 0, 0, 0);
     if (write(begin[1], "x", 1) != 1 || read(end[0], &byte, 1) != 1)
         fail("a tracer", errno, 0);
-    asks("a debugger has a thread", memory);
+    asks("a debugger has a thread", memory, unstoppable);
     if (write(begin[1], "x", 1) != 1)
         fail("write", errno, 0);
     if (child_status(tracer))
@@ -644,16 +721,26 @@ static void unfit(void) {
     pthread_create(&other, NULL, vforks, NULL);
     struct timespec moment = {0, 200 * 1000 * 1000};
     nanosleep(&moment, NULL);
-    asks("a thread does not stop", memory);
+    asks("a thread does not stop", memory, unstoppable);
     pthread_join(other, NULL);
     if (child_status(vforked))
         fail("the child of vfork", 1, 0);
     for (size_t at = 0; at < 8 * PAGE; at++)
         if (memory[at] != 1)
             fail("a byte", memory[at], 1);
-    given_and_taken(memory, 8 * PAGE);
-    if (!is_private(memory))
-        fail("private memory in the end", 0, 1);
+    // It may take a while until the library tries again.
+    for (int tries = 0;; tries++) {
+        HSAKMT_STATUS status = hsaKmtRegisterMemory(memory, 8 * PAGE);
+        if (status == HSAKMT_STATUS_SUCCESS) {
+            ok("deregister", hsaKmtDeregisterMemory(memory));
+            if (is_private(memory))
+                break;
+        }
+        if (tries == 300)
+            fail("private memory in the end", status, HSAKMT_STATUS_SUCCESS);
+        struct timespec pause = {0, 100 * 1000 * 1000};
+        nanosleep(&pause, NULL);
+    }
     printf("unfit: refused\n");
 }
 
@@ -694,7 +781,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "sizes"))
         sizes(count > 2 ? atoi(arguments[2]) : 256);
     else if (!strcmp(what, "unfit"))
-        unfit();
+        unfit(count > 2 ? arguments[2] : "");
     else if (!strcmp(what, "refused"))
         refused();
     else if (!strcmp(what, "bench"))
