@@ -85,12 +85,14 @@ pub struct Context<'a> {
     pub dispatcher: &'a dyn Dispatcher,
     /// Set when the step shall end soon: the queue is paused or destroyed.
     pub stop: &'a AtomicBool,
+    /// The same for all queues that the process has on the GPU.
+    pub evicted: &'a AtomicBool,
 }
 
 impl Context<'_> {
     /// Long work must end soon and be taken up again by a later step, if there is one.
     pub fn stopping(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop.load(Ordering::Relaxed) || self.evicted.load(Ordering::Relaxed)
     }
 }
 

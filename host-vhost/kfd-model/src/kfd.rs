@@ -4,6 +4,10 @@
 //!
 //! | call | kernel | here |
 //! |---|---|---|
+//! | SET_CU_MASK | names the compute units of the queue | is checked, and has no effect |
+//! | CREATE_QUEUE with a save area of shared virtual memory | its range stays as long as the queue | may end before |
+//! | ALLOC_QUEUE_GWS that takes away what another queue has, before gfx11 | crashes | `EINVAL` |
+//! | queues for SDMA engines, doorbells | shared out over all processes | each process has all of a GPU |
 //! | EXPORT_DMABUF of doorbells and registers | a dma-buf | `EPERM` |
 //! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
 //! | SVM in a kernel that has it | memory migrates, a range ends with its CPU mapping, a GPU that loses access keeps its mapping | memory stays, ranges stay, access ends at once; the node's capability says that there is no SVM |

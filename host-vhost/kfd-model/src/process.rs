@@ -24,7 +24,7 @@ use crate::profile::{Gpu, Profile};
 use crate::shared_machine::SharedMachine;
 use crate::space::{AddressSpace, Fault, SEQUENCES, SEQUENCES_SIZE, TRAP_HANDLER_SIZE};
 use crate::svm;
-use crate::topology::Topology;
+use crate::topology::{NodeProperties, Topology};
 
 /// Buffers that a process can have on one GPU. The kernel sets no limit but memory.
 pub const MAX_BUFFERS: u32 = 1 << 18;
@@ -75,7 +75,29 @@ pub struct Device {
     pub arena: Arc<Arena>,
     /// Offset of the memory for sequence numbers.
     sequences: u64,
+    /// What its queues need.
+    pub queue_memory: QueueMemory,
+    /// A memory fault took the process's queues off the GPU for good (`qcm_process_device::evicted`).
+    pub evicted: Arc<AtomicBool>,
     space: RwLock<AddressSpace>,
+}
+
+/// Sizes in bytes of what a compute queue needs beside its ring (`kfd_queue_ctx_save_restore_size`).
+#[derive(Clone, Copy, Debug)]
+pub struct QueueMemory {
+    /// The control stack, at the start of the save area.
+    pub control_stack: u32,
+    /// The context save area of one compute die.
+    pub save_area: u32,
+    /// What the debugger has behind the save area.
+    pub debugger: u32,
+}
+
+impl QueueMemory {
+    fn of(node: &NodeProperties) -> Self {
+        let debugger = node.gpu.as_ref().map_or(0, |gpu| gpu.debug_memory_size);
+        Self { control_stack: node.ctl_stack_size, save_area: node.cwsr_size, debugger }
+    }
 }
 
 impl Device {
@@ -179,6 +201,8 @@ impl DrmFile {
 pub struct DeviceState {
     /// Places of its queues.
     pub slots: Slots,
+    /// A queue has the global wave sync (`qcm_process_device::num_gws`).
+    pub gws: bool,
     /// The render node whose address space the process took (ACQUIRE_VM).
     pub drm_file: Option<FileId>,
     /// Buffers by the low half of their handle.
@@ -268,7 +292,10 @@ impl Process {
             let sequences = arena.allocate(SEQUENCES_SIZE)?;
             states.push(DeviceState::new(gpu));
             let (gpu_id, gpu, space) = (node.gpu_id, gpu.clone(), RwLock::default());
-            devices.push(Arc::new(Device { gpu_id, gpu, arena, sequences, space }));
+            let queue_memory = QueueMemory::of(&node.properties);
+            let evicted = Arc::default();
+            let device = Device { gpu_id, gpu, arena, sequences, queue_memory, evicted, space };
+            devices.push(Arc::new(device));
         }
         Ok(Self {
             events: Arc::default(),
@@ -487,6 +514,7 @@ impl DeviceState {
     fn new(gpu: &Gpu) -> Self {
         Self {
             slots: Slots::new(gpu.gfx_target_version, gpu.engines),
+            gws: false,
             drm_file: None,
             buffers: Ids::starting_at(0),
             objects: BTreeMap::new(),

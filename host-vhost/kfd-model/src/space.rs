@@ -138,6 +138,8 @@ pub struct AddressSpace {
     svm: BTreeMap<u64, Mapping>,
     /// How often each object was added (`amdgpu_bo_va::ref_count`), by GEM handles and by KFD.
     added: BTreeMap<u64, u32>,
+    /// How many uses queues have for each object (`amdgpu_bo_va::queue_refcount`).
+    held: BTreeMap<u64, u32>,
 }
 
 /// Takes away what is mapped from `va` to `end`; what reaches out of it stays.
@@ -184,8 +186,39 @@ impl AddressSpace {
         *count = count.saturating_sub(1);
         if *count == 0 {
             self.added.remove(&object);
+            self.held.remove(&object);
             self.mappings.retain(|_, mapping| mapping.object != object);
         }
+    }
+
+    /// Takes hold of the object of a queue's buffer, and returns it: its mapping has to begin with the page of `va` and
+    /// to have exactly `size` bytes, where those are at least a page (`kfd_queue_buffer_get`).
+    ///
+    /// # Errors
+    /// `EINVAL` when it is not so.
+    pub fn hold(&mut self, va: u64, size: u64) -> Result<u64> {
+        let page = va - va % PAGE;
+        let (start, mapping) = over(&self.mappings, page).ok_or(Errno::EINVAL)?;
+        if start != page || (size >= PAGE && mapping.size / PAGE != size / PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        let count = self.held.entry(mapping.object).or_default();
+        *count = count.saturating_add(1);
+        Ok(mapping.object)
+    }
+
+    /// Takes one [`Self::hold`] back (`kfd_queue_unref_bo_va`).
+    pub fn let_go(&mut self, object: u64) {
+        let Some(count) = self.held.get_mut(&object) else { return };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.held.remove(&object);
+        }
+    }
+
+    /// A queue needs the object.
+    pub fn is_held(&self, object: u64) -> bool {
+        self.held.contains_key(&object)
     }
 
     /// Whether an object was added (`amdgpu_vm_bo_find`).

@@ -145,6 +145,20 @@ impl Ranges {
         self.within(start, start.saturating_add(size)).next().is_some()
     }
 
+    /// Whether GPU `index` always has all of `size` bytes from `start` on mapped (`kfd_queue_buffer_svm_get`).
+    pub fn always_mapped(&self, start: u64, size: u64, index: usize) -> bool {
+        let end = start.saturating_add(size);
+        let mut at = start;
+        for (first, length, attributes) in self.within(start, end) {
+            let always = attributes.flags.contains(SvmFlags::GPU_ALWAYS_MAPPED);
+            if first > at || !always || !attributes.reaches(index) {
+                return false;
+            }
+            at = first.saturating_add(length);
+        }
+        at >= end
+    }
+
     /// The ranges that overlap, in order.
     fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Range> + '_ {
         let first = self.ranges.range(..=start).next_back().map_or(start, |(first, _)| *first);

@@ -153,13 +153,16 @@ pub struct FakeGpu {
     pub dispatcher: Box<dyn Dispatcher>,
     /// Steps shall end.
     pub stop: AtomicBool,
+    /// No queue of the GPU may go on.
+    pub evicted: AtomicBool,
 }
 
 impl FakeGpu {
     /// A GPU with this memory and without an instruction set.
     pub fn new(memory: FakeMemory) -> Self {
         let dispatcher = Box::new(EmptyKernels::for_gfx(9));
-        Self { memory, world: FakeWorld::default(), dispatcher, stop: AtomicBool::new(false) }
+        let (stop, evicted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { memory, world: FakeWorld::default(), dispatcher, stop, evicted }
     }
 
     /// What a step gets.
@@ -169,6 +172,7 @@ impl FakeGpu {
             world: &self.world,
             dispatcher: self.dispatcher.as_ref(),
             stop: &self.stop,
+            evicted: &self.evicted,
         }
     }
 

@@ -91,6 +91,7 @@ pub fn with_dispatcher(
         memory: Arc::new(View::new(device.gpu_id, device.clone())),
         world: Arc::new(QueueWorld { device: device.clone(), events: events.clone(), exceptions }),
         dispatcher,
+        evicted: device.evicted.clone(),
     }
 }
 
@@ -117,6 +118,8 @@ impl World for QueueWorld {
     }
 
     fn memory_fault(&self, fault: &Fault) {
+        // kfd_dqm_evict_pasid, which nothing takes back.
+        self.device.evicted.store(true, Ordering::Relaxed);
         self.events.memory_fault(memory_exception(fault));
     }
 

@@ -12,7 +12,7 @@ mod queue;
 mod watch;
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct Gpu {
     pub world: Arc<dyn World>,
     /// What runs kernels.
     pub dispatcher: Arc<dyn Dispatcher>,
+    /// Set when no queue shall go on any more: a memory fault takes all queues of the process off the GPU.
+    pub evicted: Arc<AtomicBool>,
 }
 
 /// A queue's doorbell.

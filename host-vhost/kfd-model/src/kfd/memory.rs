@@ -364,8 +364,12 @@ fn attach(process: &Process, buffer: &mut Buffer, target: usize, space: &mut Add
 /// `amdgpu_amdkfd_gpuvm_unmap_memory_from_gpu`.
 fn unmap(buffer: &mut Buffer, target: usize, device: &Device) -> Result<()> {
     let place = buffer.mapped.iter().position(|index| *index == target).ok_or(Errno::EINVAL)?;
-    buffer.mapped.swap_remove(place);
     let mut space = device.space_mut();
+    // unmap_bo_from_gpuvm
+    if space.is_held(buffer.object.id) {
+        return Err(Errno::EBUSY);
+    }
+    buffer.mapped.swap_remove(place);
     // The render node's GEM_VA may have taken them away.
     let _ = space.unmap(buffer.va, buffer.object.id);
     if buffer.is_doubled()

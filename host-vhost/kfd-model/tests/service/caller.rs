@@ -56,7 +56,12 @@ pub struct Gpu {
 impl Caller {
     /// Opens everything, and takes the GPUs' address spaces.
     pub fn new(profile: &str) -> Self {
-        let caller = Self::unbound(profile);
+        Self::bound(model(profile))
+    }
+
+    /// The same of a model.
+    pub fn bound(model: Model) -> Self {
+        let caller = Self::on(model);
         for gpu in &caller.gpus {
             caller.acquire(gpu, &gpu.descriptor).unwrap();
         }

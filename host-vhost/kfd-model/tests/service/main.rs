@@ -18,6 +18,7 @@ mod machine;
 mod mapping;
 mod memory;
 mod profiles;
+mod queue;
 mod render;
 mod svm;
 mod sysfs;

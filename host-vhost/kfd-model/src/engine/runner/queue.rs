@@ -161,15 +161,24 @@ impl Inner {
 
     /// The queue sleeps, could run, and its doorbell was rung since it last looked.
     pub(super) fn is_rung(&self) -> bool {
-        let sleeps = self.asleep.load(Ordering::Acquire) && !self.stop.load(Ordering::Relaxed);
+        let sleeps = self.asleep.load(Ordering::Acquire) && !self.is_stopped();
         sleeps && self.doorbell.value() != self.seen.load(Ordering::Acquire)
+    }
+
+    /// No step may begin.
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.is_evicted()
+    }
+
+    fn is_evicted(&self) -> bool {
+        self.gpu.evicted.load(Ordering::Relaxed)
     }
 
     /// Has the queue look for work, with a thread if it has none.
     pub(super) fn wake(self: &Arc<Self>, shared: &Arc<Shared>) -> io::Result<()> {
         let mut control = lock(&self.control);
         control.kicked = true;
-        if !control.has_thread && !control.ended && !control.paused {
+        if !control.has_thread && !control.ended && !control.paused && !self.is_evicted() {
             let (inner, shared) = (self.clone(), shared.clone());
             let thread = spawn(format!("kfd-queue-{}", self.number), move || inner.run(&shared))?;
             control.thread = Some(thread);
@@ -227,11 +236,11 @@ impl Inner {
         }
     }
 
-    /// Waits while the queue is paused; false when it ended.
+    /// Waits while the queue is paused, or for ever when it was evicted; false when it ended.
     fn may_step(&self) -> bool {
         self.asleep.store(false, Ordering::Release);
         let mut control = lock(&self.control);
-        while control.paused && !control.ended {
+        while (control.paused || self.is_evicted()) && !control.ended {
             control = self.wake.wait(control).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         control.kicked = false;
@@ -242,7 +251,7 @@ impl Inner {
     fn step(&self, doorbell: u64) -> Option<Step> {
         let mut processor = lock(&self.processor);
         // Whoever stops the queue sets this first and takes the lock then.
-        if self.stop.load(Ordering::Relaxed) {
+        if self.is_stopped() {
             return None;
         }
         Some(processor.step(&self.context(), doorbell))
@@ -254,6 +263,7 @@ impl Inner {
             world: self.gpu.world.as_ref(),
             dispatcher: self.gpu.dispatcher.as_ref(),
             stop: &self.stop,
+            evicted: &self.gpu.evicted,
         }
     }
 
@@ -261,7 +271,7 @@ impl Inner {
     fn spin(&self, time: Duration, doorbell: u64) -> bool {
         let start = Instant::now();
         loop {
-            if self.doorbell.value() != doorbell || self.stop.load(Ordering::Relaxed) {
+            if self.doorbell.value() != doorbell || self.is_stopped() {
                 return true;
             }
             if start.elapsed() >= time {

@@ -16,6 +16,7 @@ fn gpu(memory: FakeMemory) -> Gpu {
         memory: Arc::new(memory),
         world: Arc::new(FakeWorld::default()),
         dispatcher: Arc::new(EmptyKernels::for_gfx(9)),
+        evicted: Arc::default(),
     }
 }
 
@@ -119,6 +120,33 @@ fn a_paused_queue_does_nothing_until_it_is_resumed() {
     assert_eq!(queue.steps.load(Ordering::Relaxed), steps);
     queue.queue.resume().unwrap();
     until(|| queue.done.load(Ordering::Relaxed) == 1000);
+}
+
+#[test]
+fn queues_of_an_evicted_process_do_nothing_and_can_be_ended() {
+    let engines = short();
+    let gpu = gpu(FakeMemory::new(DATA, 8));
+    let doorbell = Arc::new(AtomicU64::new(DOORBELL_UNTOUCHED));
+    let add = || {
+        let counter = Counter::default();
+        let (steps, bell) = (counter.steps.clone(), doorbell.clone());
+        let bell = Arc::new(move || bell.load(Ordering::Acquire));
+        (engines.add(gpu.clone(), Box::new(counter), bell).unwrap(), steps)
+    };
+    let (before, steps) = add();
+    until(|| steps.load(Ordering::Relaxed) > 0);
+    gpu.evicted.store(true, Ordering::Relaxed);
+    // The step that runs now is the last.
+    before.pause();
+    before.resume().unwrap();
+    let last = steps.load(Ordering::Relaxed);
+    let (after, none) = add();
+    doorbell.store(1000, Ordering::Release);
+    engines.rang();
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!((steps.load(Ordering::Relaxed), none.load(Ordering::Relaxed)), (last, 0));
+    drop((before, after));
+    assert!(engines.is_empty());
 }
 
 #[test]
