@@ -19,7 +19,7 @@ exports! {
     }
 
     /// Tells the kernel of a runtime that a debugger can attach to.
-    done
+    done("the host refuses it (NOT_SUPPORTED): KFD would report exceptions to memory of its own process; runtimes hear of them through their queues")
     fn hsaKmtRuntimeEnable(r_debug: Address, setup_ttmp: bool) {
         let thunk = open::current()?;
         process::runtime_enable(&thunk, &*thunk.acquire_snapshot()?, number(r_debug), setup_ttmp)
