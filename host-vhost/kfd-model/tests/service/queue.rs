@@ -236,6 +236,9 @@ fn packets_run_while_the_queue_is_active() {
     until(|| program.word(READ_POINTER) == 32);
     // The next queue in its place finds no ring of the old one.
     program.destroy(queue.queue_id).unwrap();
+    for pointer in [WRITE_POINTER, READ_POINTER] {
+        program.caller.model.write_gpu(program.caller.gpu(), pointer, &[0; 8]).unwrap();
+    }
     let next = program.create(program.arguments(KFD_IOC_QUEUE_TYPE_SDMA)).unwrap();
     assert_eq!(next.doorbell_offset, queue.doorbell_offset);
     program.fence(&next, 1, DATA + 4, 9);
