@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use kfd_ipc::ledger::{Counted, Ledger};
 use kfd_ipc::worker::{CuMask, Settings, ToWorker};
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
@@ -39,7 +40,10 @@ struct Guest {
 
 impl Guest {
     fn new(profile: &str, settings: Settings) -> Self {
-        let mut worker = Worker::greeted(profile, settings);
+        Self::over(Worker::greeted(profile, settings))
+    }
+
+    fn over(mut worker: Worker) -> Self {
         let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
         let gpu_id = apertures[0].gpu_id;
         worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
@@ -205,6 +209,27 @@ fn queues_are_limited() {
     }
     guest.create();
     guest.create();
+}
+
+#[test]
+fn all_queues_of_a_vm_are_limited() {
+    let ledger = Ledger::create(3).unwrap();
+    let file = File::from(ledger.file().try_clone_to_owned().unwrap());
+    let mut guests = [0, 1].map(|ledger_slot| {
+        let limits = Settings { ledger_slot, vm_max_queues: Some(2), ..settings() };
+        let mut worker = Worker::spawn(Some("gfx906"));
+        worker.start_with(limits, Some(&file));
+        worker.hello().unwrap();
+        Guest::over(worker)
+    });
+    let (first, _) = guests[0].create();
+    guests[1].create();
+    let over = guests[1].queue();
+    assert_eq!(guests[1].worker.failure::<CreateQueue>(&over, &[]), (Status::LIMIT, 0));
+    assert_eq!((ledger.of(0, Counted::Queues), ledger.sum(Counted::Queues)), (1, 2));
+    assert_eq!(guests[0].destroy(first), (Status::OK, 0));
+    guests[1].create();
+    assert_eq!(ledger.of(1, Counted::Queues), 2);
 }
 
 /// The guest gives the memory up under a live queue: the queue is gone, and nobody looks at the doorbells any more.
