@@ -249,7 +249,13 @@ fn packets_run_while_the_queue_is_active() {
 fn a_memory_fault_takes_all_queues_off_the_gpu() {
     // kfd_set_dbg_ev_from_interrupt: kfd_dqm_evict_pasid, then kfd_signal_vm_fault_event.
     let program = Program::new(Caller::new("gfx906"));
-    let aql = program.create(program.arguments(KFD_IOC_QUEUE_TYPE_COMPUTE_AQL)).unwrap();
+    // With pointers of its own: it looks at its write pointer before its doorbell is rung.
+    let aql = CreateQueueArgs {
+        write_pointer_address: DATA + 2048,
+        read_pointer_address: DATA + 2048 + 72,
+        ..program.arguments(KFD_IOC_QUEUE_TYPE_COMPUTE_AQL)
+    };
+    let aql = program.create(aql).unwrap();
     let mut stack = [0u32; 4];
     let mut state = GetQueueWaveStateArgs {
         ctl_stack_address: pointer(&mut stack).0,
@@ -257,7 +263,9 @@ fn a_memory_fault_takes_all_queues_off_the_gpu() {
         ..Default::default()
     };
     let sdma = program.arguments(KFD_IOC_QUEUE_TYPE_SDMA);
-    let [wrong, other] = [(); 2].map(|()| program.create(sdma).unwrap());
+    let wrong = program.create(sdma).unwrap();
+    // It rests until then, so that it is in the middle of nothing.
+    let other = program.create(CreateQueueArgs { queue_percentage: 0, ..sdma }).unwrap();
     let event = program.caller.create_event(KFD_IOC_EVENT_MEMORY, 0).unwrap().event_id;
     let wave_state =
         |state: &mut GetQueueWaveStateArgs| program.caller.call(request::GET_QUEUE_WAVE_STATE, state);
