@@ -40,7 +40,7 @@ exports! {
     }
 
     /// A node's properties: 356 bytes, the layout of ROCm 5.x to 6.2.4.
-    done("CPU nodes are the guest's; no SVM; no bank of remapped registers; VRAM is private; NumShaderBanks counts engines, as in 6.2.4, where 5.2.3 counts arrays")
+    done("CPU nodes are the guest's; no SVM; no bank of remapped registers; VRAM is private where there is no shared memory window; NumShaderBanks counts engines, as in 6.2.4, where 5.2.3 counts arrays")
     fn hsaKmtGetNodeProperties(node_id: u32, node_properties: Out<HsaNodeProperties356>) {
         let node_properties = node_properties.required("NodeProperties")?;
         let thunk = open::current()?;
