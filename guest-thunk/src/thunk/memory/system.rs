@@ -49,7 +49,7 @@ fn check_room(client: &Client, size: u64) -> Outcome<()> {
     match client.guest_memory_left() {
         Some(left) if size >= LARGE && size > left => {
             let why = format!("{size:#x} bytes, of which the guest has {left:#x} left");
-            Err(Refusal::new(HsakmtStatus::NO_MEMORY, why))
+            Err(Refusal::error(why))
         }
         _ => Ok(()),
     }
