@@ -219,15 +219,25 @@ static void dma_bufs(int channel) {
     }
 }
 
+// Asks until so much is there: what a guest has freed comes back a little later, and the model looks when the owner asks.
+static void until_available(HSAuint64 expected) {
+    for (unsigned wait = 0; wait < 250; wait++) {
+        HSAuint64 now = 0;
+        if (hsaKmtAvailableMemory(machine.gpu[0], &now) != HSAKMT_STATUS_SUCCESS || now >= expected)
+            return;
+        usleep(20000);
+    }
+}
+
 // Case C13: what another process takes is missing here, and comes back when it is freed or killed.
 static void accounts(void) {
     heading("one account");
     int channel;
     pid_t child = start_child(&channel);
     struct order order = {.what = AVAILABLE};
-    HSAuint64 ignored;
+    HSAuint64 whole = 0;
     // What this process holds back for its next allocations goes when it asks.
-    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
+    hsaKmtAvailableMemory(machine.gpu[0], &whole);
     ask_child(channel, &order, -1);
     char *a = quiet_alloc(machine.gpu[0], 64 * MIB, DEVICE);
     order.what = LOWER;
@@ -235,10 +245,10 @@ static void accounts(void) {
     char *b = quiet_alloc(machine.gpu[0], 32 * MIB, VISIBLE);
     ask_child(channel, &order, -1);
     quiet_free(a, 64 * MIB);
-    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
+    until_available(whole - 32 * MIB);
     ask_child(channel, &order, -1);
     quiet_free(b, 32 * MIB);
-    hsaKmtAvailableMemory(machine.gpu[0], &ignored);
+    until_available(whole);
     ask_child(channel, &order, -1);
     end_child(child, channel);
     HSAuint64 before = 0, after = 0;
