@@ -1,0 +1,1 @@
+//! A workgroup: its waves, LDS and barrier.

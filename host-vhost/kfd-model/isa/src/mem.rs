@@ -1,0 +1,1 @@
+//! Memory instructions and the memory that they reach.

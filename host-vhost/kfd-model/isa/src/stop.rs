@@ -1,0 +1,29 @@
+//! Why a wave cannot go on.
+
+use crate::bus::BusFault;
+
+/// Why an instruction was not executed. The wave's PC is behind the instruction then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stop {
+    /// The words are no instruction, or its operands make none.
+    #[error("the instruction is illegal")]
+    Illegal,
+    /// An instruction that there is and that is not implemented here.
+    #[error("the instruction is not implemented")]
+    NotSupported,
+    /// An access to memory failed.
+    #[error(transparent)]
+    Fault(#[from] BusFault),
+    /// A flat address in no aperture.
+    #[error("address {va:#x} is in no aperture")]
+    Aperture {
+        /// The address.
+        va: u64,
+    },
+    /// `s_trap`, and no handler that goes on after it.
+    #[error("trap {id}")]
+    Trap {
+        /// Number of the trap.
+        id: u8,
+    },
+}
