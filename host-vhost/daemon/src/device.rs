@@ -135,13 +135,18 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
 
 /// Serves the memory device on threads of its own, for as long as this process lives.
 fn serve_memory(pool: Arc<Pool>, device: Arc<Device>, socket: OwnedFd) -> Result<(), DeviceError> {
+    let (size, window) = (pool.size(), pool.window());
     let memory = Arc::new(MemoryDevice::new(pool, device).map_err(system("the memory device"))?);
     let mut listener = Listener::from(UnixListener::from(socket));
     let mut daemon = VhostUserDaemon::new("memory".into(), memory, GuestMemoryAtomic::new(Ram::new()))
         .map_err(DeviceError::Daemon)?;
     let serve = move || {
         let served = daemon.start(&mut listener).and_then(|()| {
-            tracing::info!("the VMM has connected to the memory device");
+            tracing::info!(
+                "the VMM has connected to the memory device: {} MiB of the host's memory at the beginning of a window of {} MiB",
+                size >> 20,
+                window >> 20
+            );
             daemon.wait()
         });
         tracing::debug!("the memory device's connection is over: {served:?}");

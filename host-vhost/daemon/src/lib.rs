@@ -26,6 +26,7 @@ pub mod socket;
 pub mod spawn;
 pub mod supervisor;
 pub mod vhost;
+mod vring;
 mod workers;
 
 use std::io::IsTerminal as _;

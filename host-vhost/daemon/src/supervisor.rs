@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     };
     let memory = args.memory_socket.as_deref().map(Socket::bind).transpose()?;
     // After the bind, since a socket may lie where only root's capabilities reach.
-    let sandbox = kfd_sandbox::enter(Role::Supervisor)?;
+    let sandbox = kfd_sandbox::enter(Role::Supervisor { model: matches!(args.kfd, Kfd::Model(_)) })?;
     tracing::debug!("supervisor: {sandbox}");
     socket.start_relay()?;
     let mut config = DeviceConfig {

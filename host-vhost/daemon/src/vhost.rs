@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures};
 use vhost::vhost_user::{Backend, GpuBackend};
 use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_kfd_protocol::ShareToken;
-use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use virtio_queue::{DescriptorChain, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 use vmm_sys_util::epoll::EventSet;
 use zerocopy::IntoBytes;
@@ -21,8 +19,9 @@ use crate::chain::{self, Output, Ram};
 use crate::command::{self, Config};
 use crate::guest_warn;
 use crate::mapper::{SharedBackend, WINDOW_ID};
-use crate::pool::Reclaim;
-use crate::session::Session;
+use crate::pool::{Progress, Reclaim};
+use crate::session::{Reclaiming, Session};
+use crate::vring::{self, Next, give_back, next_chain, signal, wants_more};
 
 /// Control and cursor queue.
 pub const QUEUES: usize = 2;
@@ -45,9 +44,6 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(20);
 
 /// Chains between two looks at what the workers say.
 const COMMANDS_PER_TURN: usize = 64;
-
-/// Bytes of config space that can be read; what the device does not have is zero.
-const CONFIG_SPACE: usize = 256;
 
 /// What QEMU offers a guest less than this cannot use.
 pub const NEEDS: &str = "the guest's driver must take VIRTIO_GPU_F_VIRGL, RESOURCE_BLOB and CONTEXT_INIT; QEMU offers them from \
@@ -73,14 +69,6 @@ impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device").field("window", &self.window).finish_non_exhaustive()
     }
-}
-
-/// What came off a queue.
-enum Next {
-    Chain(DescriptorChain<Arc<Ram>>, u16),
-    Empty,
-    /// The queue is stopped, or the driver broke its rules: nothing more until it is set up anew.
-    Dead,
 }
 
 /// How a turn with a queue went.
@@ -139,7 +127,7 @@ impl Device {
                 state.flush();
                 return Turn::Over;
             }
-            match next_chain(vring, ram.clone(), &mut state.session) {
+            match next_chain(vring, ram.clone(), state.session.log()) {
                 Next::Chain(chain, head) => {
                     idle = false;
                     state.session.start();
@@ -175,7 +163,7 @@ impl Device {
         let ram = state.session.ram().clone();
         let mut turn = Turn::More;
         for _ in 0..COMMANDS_PER_TURN {
-            match next_chain(vring, ram.clone(), &mut state.session) {
+            match next_chain(vring, ram.clone(), state.session.log()) {
                 Next::Chain(_, head) => {
                     idle = false;
                     give_back(vring, &ram, head, 0);
@@ -232,18 +220,21 @@ impl Device {
 }
 
 impl Reclaim for Device {
-    fn reclaim(&self, name: ShareToken) -> bool {
-        let deadline = Instant::now().checked_add(RECLAIM);
-        let mut state = self.lock();
-        let reclaiming = state.session.begin_reclaim(name);
-        while !state.session.is_reclaimed(&reclaiming) {
-            if deadline.is_none_or(|deadline| Instant::now() >= deadline) {
-                return false;
-            }
-            // The queue's thread hears from workers and supervisor meanwhile.
-            state = self.changed.wait_timeout(state, RECLAIM_LOOK).unwrap_or_else(PoisonError::into_inner).0;
+    fn begin(&self, name: ShareToken) -> Reclaiming {
+        self.lock().session.begin_reclaim(name)
+    }
+
+    fn look(&self, reclaiming: &Reclaiming, since: Instant) -> Progress {
+        match self.lock().session.is_reclaimed(reclaiming) {
+            true => Progress::Over,
+            false if since.elapsed() >= RECLAIM => Progress::Kept,
+            false => Progress::Pending,
         }
-        true
+    }
+
+    fn wait(&self) {
+        // The queue's thread hears from workers and supervisor meanwhile.
+        drop(self.changed.wait_timeout(self.lock(), RECLAIM_LOOK));
     }
 }
 
@@ -261,27 +252,6 @@ impl State {
             signal(control, ram);
         }
         !completed.is_empty()
-    }
-}
-
-fn next_chain(vring: &VringRwLock, ram: Arc<Ram>, session: &mut Session) -> Next {
-    let mut ring = vring.get_mut();
-    if !ring.is_enabled() {
-        return Next::Dead;
-    }
-    let queue = ring.get_queue_mut();
-    match queue.iter(ram).map(|mut chains| chains.next()) {
-        Ok(Some(chain)) => {
-            let head = chain.head_index();
-            Next::Chain(chain, head)
-        }
-        Ok(None) => Next::Empty,
-        Err(error) => {
-            if queue.ready() {
-                guest_warn!(session.log(), "the guest's driver broke a queue: {error}");
-            }
-            Next::Dead
-        }
     }
 }
 
@@ -303,27 +273,6 @@ fn take_command(
     }
 }
 
-/// Asks to be notified again. Returns whether something came meanwhile.
-fn wants_more(vring: &VringRwLock, ram: &Ram) -> bool {
-    vring.get_mut().get_queue_mut().enable_notification(ram).unwrap_or(false)
-}
-
-fn give_back(vring: &VringRwLock, ram: &Ram, head: u16, written: u32) {
-    if let Err(error) = vring.get_mut().get_queue_mut().add_used(ram, head, written) {
-        tracing::debug!("used ring: {error}");
-    }
-}
-
-fn signal(vring: &VringRwLock, ram: &Ram) {
-    let mut ring = vring.get_mut();
-    // A ring that cannot be read is signalled rather than left alone.
-    if ring.get_queue_mut().needs_notification(ram).unwrap_or(true)
-        && let Err(error) = ring.signal_used_queue()
-    {
-        tracing::debug!("the VMM cannot be notified: {error}");
-    }
-}
-
 impl VhostUserBackend for Device {
     type Bitmap = ();
     type Vring = VringRwLock;
@@ -337,11 +286,7 @@ impl VhostUserBackend for Device {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
-            | command::FEATURES
-            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        vring::FEATURES | command::FEATURES | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 
     fn acked_features(&self, features: u64) {
@@ -361,15 +306,7 @@ impl VhostUserBackend for Device {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        // INFLIGHT_SHMFD cannot be served by the crate and is not offered.
-        VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::BACKEND_REQ
-            | VhostUserProtocolFeatures::BACKEND_SEND_FD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-            | VhostUserProtocolFeatures::RESET_DEVICE
-            | VhostUserProtocolFeatures::SHMEM
+        vring::protocol_features()
     }
 
     fn reset_device(&self) {
@@ -381,10 +318,7 @@ impl VhostUserBackend for Device {
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
         let config = Config { events_read: 0, events_clear: 0, num_scanouts: 0, num_capsets: 1 };
-        let mut space = config.as_bytes().to_vec();
-        space.resize(CONFIG_SPACE, 0);
-        let end = offset.saturating_add(size);
-        space.get(offset as usize..end as usize).map(<[u8]>::to_vec).unwrap_or_default()
+        vring::config_piece(config.as_bytes().to_vec(), offset, size)
     }
 
     fn set_config(&self, offset: u32, buf: &[u8]) -> io::Result<()> {

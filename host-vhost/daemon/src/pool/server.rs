@@ -10,22 +10,21 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vhost::vhost_user::Backend;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures};
-use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vhost_user_backend::{VhostUserBackend, VringRwLock};
 use virtio_kfd_protocol::ShareToken;
-use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 use vmm_sys_util::epoll::EventSet;
 use zerocopy::IntoBytes;
 
 use super::fuse::{self, Attr, Opcode};
+use super::reclaim::Reclaimer;
 use super::{GRANULE, Owner, Pool, ROOT, Reclaim};
 use crate::chain::{self, Input, Ram};
 use crate::guest_warn;
 use crate::mapper::{Job, Mapper, OwnRegions, SharedBackend};
 use crate::memory::Memory;
 use crate::rate::LogBudget;
+use crate::vring::{self, Next, give_back, next_chain, signal, wants_more};
 
 /// By what the guest mounts it.
 pub const TAG: &str = "virtio-kfd";
@@ -52,6 +51,7 @@ const NAME_BYTES: usize = 17;
 pub struct MemoryDevice {
     pool: Arc<Pool>,
     workers: Arc<dyn Reclaim>,
+    reclaimer: Reclaimer,
     backend: SharedBackend,
     regions: Arc<OwnRegions>,
     memory: Mutex<Memory>,
@@ -89,30 +89,19 @@ impl MemoryDevice {
         let window = Mutex::new(Window { mapper, last_job: 0 });
         let (memory, log) = (Mutex::default(), Mutex::default());
         let mapped = AtomicBool::new(false);
-        Ok(MemoryDevice { pool, workers, backend, regions, memory, window, mapped, log })
+        let reclaimer = Reclaimer::start(&pool, &workers)?;
+        Ok(MemoryDevice { pool, workers, reclaimer, backend, regions, memory, window, mapped, log })
     }
 
     /// Serves a queue until it is empty.
     fn serve(&self, vring: &VringRwLock) {
         loop {
             let ram = held(&self.memory).ram().clone();
-            let mut ring = vring.get_mut();
-            if !ring.is_enabled() {
-                return;
-            }
-            let queue = ring.get_queue_mut();
-            let chain = match queue.iter(ram.clone()).map(|mut chains| chains.next()) {
-                Ok(Some(chain)) => chain,
-                Ok(None) if queue.enable_notification(&*ram).unwrap_or(false) => continue,
-                Ok(None) => return,
-                Err(error) => {
-                    guest_warn!(held(&self.log), "memory: the guest's driver broke a queue: {error}");
-                    return;
-                }
+            let (chain, head) = match next_chain(vring, ram.clone(), &mut held(&self.log)) {
+                Next::Chain(chain, head) => (chain, head),
+                Next::Empty if wants_more(vring, &ram) => continue,
+                Next::Empty | Next::Dead => return,
             };
-            // Not held while a request is served.
-            drop(ring);
-            let head = chain.head_index();
             let written = match chain::open(&ram, chain) {
                 Ok((mut input, output)) => {
                     self.request(&mut input).map_or(0, |answer| output.write(&ram, &answer))
@@ -122,16 +111,8 @@ impl MemoryDevice {
                     0
                 }
             };
-            let mut ring = vring.get_mut();
-            let queue = ring.get_queue_mut();
-            if let Err(error) = queue.add_used(&*ram, head, written) {
-                tracing::debug!("memory: used ring: {error}");
-            }
-            if queue.needs_notification(&*ram).unwrap_or(true)
-                && let Err(error) = ring.signal_used_queue()
-            {
-                tracing::debug!("memory: the VMM cannot be notified: {error}");
-            }
+            give_back(vring, &ram, head, written);
+            signal(vring, &ram);
         }
     }
 
@@ -141,7 +122,7 @@ impl MemoryDevice {
         let opcode = Opcode::from_number(header.opcode);
         let reply = self.answer(opcode, &header, input);
         if let Err(errno) = reply
-            && !matches!(errno, Errno::ENOSYS | Errno::ENOENT)
+            && !matches!(errno, Errno::ENOSYS | Errno::ENOENT | Errno::EAGAIN)
         {
             guest_warn!(held(&self.log), "memory: {opcode:?} of process {}: {errno}", header.pid);
         }
@@ -197,11 +178,13 @@ impl MemoryDevice {
                     let place: fuse::RemoveMappingOne = read(input)?;
                     self.pool.remove(place.moffset, place.len, &*self.workers);
                 }
+                self.reclaimer.ring();
                 none
             }
             Opcode::Forget => {
                 let request: fuse::ForgetIn = read(input)?;
                 self.pool.forget(node, request.nlookup, &*self.workers);
+                self.reclaimer.ring();
                 none
             }
             Opcode::BatchForget => {
@@ -210,6 +193,7 @@ impl MemoryDevice {
                     let one: fuse::ForgetOne = read(input)?;
                     self.pool.forget(one.nodeid, one.nlookup, &*self.workers);
                 }
+                self.reclaimer.ring();
                 none
             }
             Opcode::StatFs => {
@@ -261,7 +245,7 @@ impl MemoryDevice {
         Ok(out.as_bytes().to_vec())
     }
 
-    /// Maps the pool over the whole window.
+    /// Maps the pool at the beginning of the window.
     fn map_window(&self) -> Result<(), String> {
         if self.mapped.load(Ordering::Acquire) {
             return Ok(());
@@ -271,7 +255,7 @@ impl MemoryDevice {
         let mut window = held(&self.window);
         let file = Arc::new(self.pool.file().try_clone().map_err(|error| error.to_string())?);
         window.ask(|job| {
-            let (id, len) = (self.pool.id(), self.pool.window());
+            let (id, len) = (self.pool.id(), self.pool.size());
             Job::Map { job, file, id, file_offset: 0, offset: 0, len }
         })?;
         self.mapped.store(true, Ordering::Release);
@@ -282,7 +266,7 @@ impl MemoryDevice {
     /// nothing may stay when the file system is unmounted.
     fn unmap_window(&self) {
         self.mapped.store(false, Ordering::Release);
-        let (id, len) = (self.pool.id(), self.pool.window());
+        let (id, len) = (self.pool.id(), self.pool.size());
         if let Err(why) = held(&self.window).ask(|job| Job::Unmap { job, id, offset: 0, len }) {
             tracing::debug!("memory: unmap of the window: {why}");
         }
@@ -386,21 +370,11 @@ impl VhostUserBackend for MemoryDevice {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
-            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        vring::FEATURES | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::BACKEND_REQ
-            | VhostUserProtocolFeatures::BACKEND_SEND_FD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-            | VhostUserProtocolFeatures::RESET_DEVICE
-            | VhostUserProtocolFeatures::SHMEM
+        vring::protocol_features()
     }
 
     fn reset_device(&self) {
@@ -413,9 +387,7 @@ impl VhostUserBackend for MemoryDevice {
         let mut space = TAG.as_bytes().to_vec();
         space.resize(TAG_BYTES, 0);
         space.extend(1u32.to_le_bytes());
-        space.resize(256, 0);
-        let end = offset.saturating_add(size);
-        space.get(offset as usize..end as usize).map(<[u8]>::to_vec).unwrap_or_default()
+        vring::config_piece(space, offset, size)
     }
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Ram>) -> io::Result<()> {
@@ -457,144 +429,4 @@ impl VhostUserBackend for MemoryDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use vm_memory::{Bytes, GuestAddress};
-    use zerocopy::FromBytes;
-
-    use super::*;
-
-    struct NoWorkers;
-
-    impl Reclaim for NoWorkers {
-        fn reclaim(&self, _name: ShareToken) -> bool {
-            true
-        }
-    }
-
-    const NAME: &str = "8000000000000abc";
-
-    struct Kernel {
-        device: MemoryDevice,
-        ram: Ram,
-    }
-
-    impl Kernel {
-        fn new(granules: u64) -> Self {
-            let pool = Arc::new(Pool::new(granules.saturating_mul(GRANULE)).unwrap());
-            let device = MemoryDevice::new(pool, Arc::new(NoWorkers)).unwrap();
-            Kernel { device, ram: Ram::from_ranges(&[(GuestAddress(0), 1 << 16)]).unwrap() }
-        }
-
-        fn raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-            self.ram.write_slice(bytes, GuestAddress(0)).unwrap();
-            self.device.request(&mut Input::first(&self.ram, bytes.len().try_into().unwrap()))
-        }
-
-        /// Errno or 0, and the body.
-        fn ask(&self, opcode: u32, nodeid: u64, body: &[&[u8]]) -> (i32, Vec<u8>) {
-            let header = fuse::InHeader { opcode, unique: 77, nodeid, uid: 5, gid: 6, ..Default::default() };
-            let bytes = [header.as_bytes(), &body.concat()].concat();
-            let answer = self.raw(&bytes).unwrap();
-            let (out, body) = fuse::OutHeader::read_from_prefix(&answer).unwrap();
-            assert_eq!((out.len as usize, out.unique), (answer.len(), 77));
-            (out.error.wrapping_neg(), body.to_vec())
-        }
-
-        fn create(&self, name: &str) -> Result<u64, i32> {
-            let created = self.ask(35, ROOT, &[fuse::CreateIn::default().as_bytes(), name.as_bytes(), &[0]]);
-            match created {
-                (0, body) => Ok(fuse::CreateOut::read_from_bytes(&body).unwrap().nodeid),
-                (errno, _) => Err(errno),
-            }
-        }
-
-        fn resize(&self, node: u64, size: u64) -> i32 {
-            let request = fuse::SetAttrIn { valid: fuse::SET_SIZE, size, ..Default::default() };
-            self.ask(4, node, &[request.as_bytes(), &[0; 64]]).0
-        }
-
-        fn place(&self, node: u64, foffset: u64, moffset: u64) -> i32 {
-            let request =
-                fuse::SetupMappingIn { foffset, len: GRANULE, flags: 3, moffset, ..Default::default() };
-            self.ask(48, node, &[request.as_bytes()]).0
-        }
-    }
-
-    #[test]
-    fn a_file_from_its_making_to_its_end() {
-        let kernel = Kernel::new(4);
-        let node = kernel.create(NAME).unwrap();
-        assert_eq!(kernel.create(NAME), Err(Errno::EEXIST as i32));
-        assert_eq!(kernel.ask(1, ROOT, &[NAME.as_bytes(), &[0]]).0, Errno::ENOENT as i32, "not opened again");
-        assert_eq!(kernel.resize(node, GRANULE + 1), 0);
-        let (_, body) = kernel.ask(3, node, &[&[0; 16]]);
-        let attr = fuse::AttrOut::read_from_bytes(&body).unwrap().attr;
-        assert_eq!((attr.size, attr.mode, attr.nlink), (GRANULE + 1, 0o100_600, 0));
-        assert_eq!((attr.uid, attr.gid), (5, 6));
-        assert_eq!((kernel.place(node, 0, GRANULE), kernel.place(node, GRANULE, 3 * GRANULE)), (0, 0));
-        let claimed = kernel.device.pool.claim(ShareToken(0x8000_0000_0000_0abc));
-        assert_eq!(claimed, Some(vec![GRANULE, 3 * GRANULE]));
-        let places = [GRANULE, 3 * GRANULE].map(|moffset| fuse::RemoveMappingOne { moffset, len: GRANULE });
-        let body = [&2u32.to_le_bytes()[..], places.as_bytes()].concat();
-        assert_eq!(kernel.ask(49, node, &[&body]).0, 0);
-        let forget = fuse::InHeader { opcode: 2, nodeid: node, ..Default::default() };
-        let bytes = [forget.as_bytes(), &1u64.to_le_bytes()].concat();
-        assert_eq!(kernel.raw(&bytes), None, "no answer");
-        assert_eq!(kernel.device.pool.space(), (4 * GRANULE, 4 * GRANULE));
-        assert_eq!(kernel.ask(3, node, &[&[0; 16]]).0, Errno::ENOENT as i32);
-    }
-
-    #[test]
-    fn names_that_are_no_tokens_are_refused() {
-        let kernel = Kernel::new(4);
-        for name in [
-            "",
-            "8",
-            "0000000000000abc",
-            "8000000000000ABC",
-            "+000000000000abc",
-            "8000000000000abcd",
-            "../../../../../x",
-        ] {
-            assert_eq!(kernel.create(name), Err(Errno::EINVAL as i32), "{name}");
-        }
-        // No name at all, and a node that is no directory.
-        assert_eq!(kernel.ask(35, ROOT, &[fuse::CreateIn::default().as_bytes()]).0, Errno::EINVAL as i32);
-        let node = kernel.create(NAME).unwrap();
-        let create = fuse::CreateIn::default();
-        let body = [create.as_bytes(), NAME.as_bytes(), &[0]];
-        assert_eq!(kernel.ask(35, node, &body).0, Errno::ENOTDIR as i32);
-    }
-
-    #[test]
-    fn what_the_kernel_may_not_do() {
-        let kernel = Kernel::new(4);
-        let node = kernel.create(NAME).unwrap();
-        assert_eq!(kernel.resize(node, 5 * GRANULE), Errno::ENOSPC as i32);
-        assert_eq!(kernel.resize(ROOT, GRANULE), Errno::EPERM as i32);
-        let mode = fuse::SetAttrIn { valid: 1, ..Default::default() };
-        assert_eq!(kernel.ask(4, node, &[mode.as_bytes()]).0, Errno::EPERM as i32);
-        let short = fuse::SetupMappingIn { len: 4096, ..Default::default() };
-        assert_eq!(kernel.ask(48, node, &[short.as_bytes()]).0, Errno::EINVAL as i32);
-        // Reading, listing, links, names from the future: what is not there.
-        for opcode in [5, 6, 8, 9, 10, 12, 13, 14, 15, 16, 22, 27, 28, 43, 51, 4096, u32::MAX] {
-            assert_eq!(kernel.ask(opcode, node, &[&[0xff; 64]]).0, Errno::ENOSYS as i32, "{opcode}");
-        }
-        // Too short for a header: nothing can be said.
-        assert_eq!(kernel.raw(&[0; 39]), None);
-        // More places than follow.
-        assert_eq!(kernel.ask(49, node, &[&u32::MAX.to_le_bytes()]).0, Errno::EINVAL as i32);
-    }
-
-    #[test]
-    fn a_kernel_without_dax_and_a_vmm_without_a_window_are_told() {
-        let kernel = Kernel::new(4);
-        let init = |minor, flags| {
-            let request = fuse::InitIn { major: 7, minor, max_readahead: 0, flags };
-            kernel.ask(26, 0, &[request.as_bytes(), &[0; 48]]).0
-        };
-        assert_eq!(init(30, fuse::FLAG_MAP_ALIGNMENT), Errno::EPROTO as i32);
-        assert_eq!(init(38, 0), Errno::EPROTO as i32);
-        assert_eq!(init(38, fuse::FLAG_MAP_ALIGNMENT), Errno::EIO as i32, "it gave no channel");
-    }
-}
+mod tests;

@@ -466,7 +466,7 @@ fn add_region(region: &Region) -> ForWorker {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use kfd_ipc::ledger::Ledger;
 
     use super::*;
@@ -474,7 +474,7 @@ mod tests {
     use crate::config::DeviceConfig;
 
     /// A device with these workers.
-    fn session(workers: &[(u64, Option<Instant>)]) -> (Session, Channel) {
+    pub(in crate::session) fn session(workers: &[(u64, Option<Instant>)]) -> (Session, Channel) {
         let config = DeviceConfig {
             gpus: Vec::new(),
             gpu_count: 1,

@@ -90,6 +90,8 @@ impl HostBlob {
 impl Session {
     pub(super) fn create_host_blob(&mut self, token: Token, owner: u64, request: CreateBlob) -> Answer {
         if let Some(name) = ShareToken::from_blob_id(request.blob_id)
+            // A name that somebody shares memory under is not another's to take.
+            && !self.is_shared(name)
             && self.is_pooled(name)
         {
             return self.create_pooled_blob(owner, &request, name);

@@ -12,12 +12,14 @@ use crate::memory::RunList;
 use crate::pool::{GRANULE, Pool};
 
 /// What has to come to pass before no worker touches a piece of the pool any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaiming {
     /// The blob, and its number that is never used again.
     resource: Option<(u32, u64)>,
     /// Workers that were ending already: what they had is not known any more.
     ending: Vec<u64>,
+    /// Workers that had it. When the device is stopped the blob is forgotten before they are gone.
+    holders: Vec<u64>,
 }
 
 impl Session {
@@ -78,14 +80,15 @@ impl Session {
     pub fn begin_reclaim(&mut self, name: ShareToken) -> Reclaiming {
         let ending = self.workers.values().filter(|worker| worker.ending).map(|worker| worker.id).collect();
         let resource = self.pooled.remove(&name);
-        let reclaiming = Reclaiming { resource, ending };
+        let mut reclaiming = Reclaiming { resource, ending, holders: Vec::new() };
         let Some((resource, serial)) = reclaiming.resource else { return reclaiming };
-        if let Some(entry) = self.resources.get_mut(&resource)
-            && entry.serial == serial
-            && !entry.leaving
-        {
+        let Some(entry) = self.resources.get_mut(&resource).filter(|entry| entry.serial == serial) else {
+            return reclaiming;
+        };
+        let holders = entry.holders();
+        reclaiming.holders.clone_from(&holders);
+        if !entry.leaving {
             entry.leaving = true;
-            let holders = entry.holders();
             self.reclaiming.insert(resource, None);
             self.take_back(resource, &holders, Token::NONE);
         }
@@ -109,7 +112,81 @@ impl Session {
         let there = |(resource, serial): (u32, u64)| {
             self.resources.get(&resource).is_some_and(|entry| entry.serial == serial)
         };
+        let alive = |worker: &u64| self.workers.contains_key(worker);
+        let ending = |worker: &u64| self.workers.get(worker).is_some_and(|worker| worker.ending);
         !reclaiming.resource.is_some_and(there)
-            && !reclaiming.ending.iter().any(|worker| self.workers.contains_key(worker))
+            && !reclaiming.ending.iter().any(alive)
+            && !reclaiming.holders.iter().any(ending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use kfd_ipc::worker::SharedPiece;
+
+    use super::*;
+    use crate::pool::Owner;
+    use crate::session::context::tests::session;
+
+    fn token(number: u64) -> ShareToken {
+        ShareToken::from_blob_id(ShareToken::BIT | number).unwrap()
+    }
+
+    /// A blob of the pool that worker 1 has.
+    fn pooled(session: &mut Session, name: ShareToken) {
+        session.insert(7, Some(1), Kind::Guest { size: GRANULE, runs: Vec::new(), over_limit: false });
+        session.pooled.insert(name, (7, session.resources[&7].serial));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_beyond_a_stop_still_has_the_memory() {
+        let (mut session, _supervisor) = session(&[(1, None), (2, None)]);
+        pooled(&mut session, token(1));
+        let reclaiming = session.begin_reclaim(token(1));
+        assert!(!session.is_reclaimed(&reclaiming), "asked");
+        session.begin_stop();
+        session.finish_stop();
+        assert!(!session.resources.contains_key(&7), "the blob is forgotten");
+        session.workers.remove(&2);
+        assert!(!session.is_reclaimed(&reclaiming), "worker 1 is alive");
+        session.workers.remove(&1);
+        assert!(session.is_reclaimed(&reclaiming));
+    }
+
+    #[test]
+    fn a_worker_that_gave_it_back_may_live_on() {
+        let (mut session, _supervisor) = session(&[(1, None)]);
+        pooled(&mut session, token(1));
+        let reclaiming = session.begin_reclaim(token(1));
+        session.gave_back(7, Token::NONE);
+        assert!(session.is_reclaimed(&reclaiming));
+    }
+
+    #[test]
+    fn a_file_does_not_take_the_name_of_shared_memory() {
+        let (mut session, _supervisor) = session(&[(1, None), (2, None)]);
+        let pool = Arc::new(Pool::new(4 * GRANULE).unwrap());
+        session.set_pool(pool.clone());
+        let piece = SharedPiece { offset: 0, size: 4096, handle: 3, vram: 4096, memory: None };
+        let dmabuf: OwnedFd = tempfile::tempfile().map(File::into).unwrap();
+        session.share(1, token(5).0, piece, vec![dmabuf]);
+        let node = pool.create(token(5), Owner::default()).unwrap();
+        pool.resize(node, GRANULE).unwrap();
+        pool.place(node, 0, 0).unwrap();
+        let request = CreateBlob {
+            resource_id: 9,
+            blob_id: token(5).0,
+            size: 4096,
+            blob_mem: 0,
+            blob_flags: 0,
+            nr_entries: 0,
+        };
+        let made = session.create_host_blob(Token::NONE, 2, request);
+        assert!(matches!(made, Ok(Step::Done(Response::Ok))));
+        assert!(matches!(session.resources[&9].kind, Kind::Host(_)), "what was shared");
+        assert!(pool.claim(token(5)).is_some(), "nobody took the file's memory");
     }
 }

@@ -237,6 +237,11 @@ impl Session {
         Ok(())
     }
 
+    /// Whether memory is, or was, shared under a token.
+    pub(super) fn is_shared(&self, token: ShareToken) -> bool {
+        self.shares.contains_key(&token)
+    }
+
     /// A blob that was made with a token is gone.
     pub(super) fn leave_share(&mut self, token: ShareToken) {
         if let Some(share) = self.shares.get_mut(&token) {
