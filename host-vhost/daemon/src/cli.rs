@@ -6,7 +6,15 @@ use std::path::PathBuf;
 use clap::Parser;
 use kfd_ipc::worker::CuMask;
 
-use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_MAX_QUEUES_PER_PROCESS, DEFAULT_WINDOW, PAGE};
+use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_MAX_QUEUES_PER_PROCESS, PAGE};
+use crate::pool::GRANULE;
+
+/// What a SIZE is.
+const SIZES: &str =
+    "SIZE is a number of bytes, with an optional suffix K, M, G or T (powers of 1024), as in 512M.";
+
+/// [`crate::budget::DEFAULT_WINDOW`], as it is shown.
+const DEFAULT_WINDOW_TEXT: &str = "16G";
 
 /// The vhost-user virtio-gpu device of virtio-kfd: GPU compute for one virtual machine.
 ///
@@ -14,7 +22,7 @@ use crate::budget::{DEFAULT_MAX_CONTEXTS, DEFAULT_MAX_QUEUES_PER_PROCESS, DEFAUL
 /// vhost-user-test-device-pci,chardev=c0,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20` and needs its memory
 /// as `-object memory-backend-memfd,share=on`.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "vhost-user-kfd", version)]
+#[command(name = "vhost-user-kfd", version, after_help = SIZES)]
 pub struct Args {
     /// Listen on a new socket at PATH.
     #[arg(long, visible_alias = "socket-path", value_name = "PATH", conflicts_with = "fd")]
@@ -33,7 +41,7 @@ pub struct Args {
     #[arg(long = "gpu", value_name = "SELECTOR")]
     pub gpus: Vec<String>,
 
-    /// Most VRAM of the VM, over all its processes and GPUs. With a suffix K, M, G or T.
+    /// Most VRAM of the VM, over all its processes and GPUs.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub vram_limit: Option<u64>,
 
@@ -63,16 +71,16 @@ pub struct Args {
     pub cu_masks: Vec<CuMask>,
 
     /// Address space in the guest through which its CPUs reach memory of the host; a power of two.
-    #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value_t = DEFAULT_WINDOW)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value = DEFAULT_WINDOW_TEXT)]
     pub shmem_size: u64,
 
     /// Listen for a second device at PATH: a virtio-fs device with the tag `virtio-kfd`, through whose files guest
     /// processes get memory of the host that their kernel treats as ordinary pages (docs/operating.md).
-    #[arg(long, value_name = "PATH", requires_all = ["memory_size", "socket"])]
+    #[arg(long, value_name = "PATH", requires = "memory_size")]
     pub memory_socket: Option<PathBuf>,
 
-    /// Most memory of the host that the guest gets through --memory-socket, over all guest processes.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "memory_socket")]
+    /// Most memory of the host that the guest gets through --memory-socket, at least 2M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_size, requires = "memory_socket")]
     pub memory_size: Option<u64>,
 
     /// Most guest processes that use GPUs at a time. Each has a process on the host.
@@ -172,6 +180,19 @@ fn parse_cu_mask(text: &str) -> Result<CuMask, String> {
     Ok(CuMask { gpu, words })
 }
 
+/// The guest's kernel has memory of the pool in whole granules.
+fn parse_memory_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        size if size < GRANULE => {
+            let granule = GRANULE >> 20;
+            Err(format!(
+                "a guest takes {granule} MiB at a time: expected at least {granule}M, and found `{text}`"
+            ))
+        }
+        size => Ok(size),
+    }
+}
+
 fn parse_filter(text: &str) -> Result<String, String> {
     match tracing_subscriber::EnvFilter::builder().parse(text) {
         Ok(_) => Ok(text.to_owned()),
@@ -207,6 +228,11 @@ mod tests {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
         assert!(parse_window("3G").is_err());
+        assert_eq!(parse_window(DEFAULT_WINDOW_TEXT), Ok(crate::budget::DEFAULT_WINDOW));
+        assert_eq!(parse_memory_size("2M"), Ok(GRANULE));
+        for little in ["0", "1M", "2097151"] {
+            assert!(parse_memory_size(little).unwrap_err().contains("at least 2M"), "{little}");
+        }
     }
 
     #[test]

@@ -19,28 +19,36 @@ pub enum SocketError {
     #[error("give --socket PATH or --fd N: the socket that the VMM connects to")]
     None,
     /// The directory is not there.
-    #[error("--socket {path}: the directory {directory} does not exist")]
+    #[error("{option} {path}: the directory {directory} does not exist")]
     Directory {
+        /// The option that names it.
+        option: &'static str,
         /// As given.
         path: PathBuf,
         /// Its directory.
         directory: PathBuf,
     },
     /// Something else lies there.
-    #[error("--socket {path}: there is a file of this name that is not a socket")]
+    #[error("{option} {path}: there is a file of this name that is not a socket")]
     NotASocket {
+        /// The option that names it.
+        option: &'static str,
         /// As given.
         path: PathBuf,
     },
     /// Another program listens there.
-    #[error("--socket {path}: another program is listening on it")]
+    #[error("{option} {path}: another program is listening on it")]
     InUse {
+        /// The option that names it.
+        option: &'static str,
         /// As given.
         path: PathBuf,
     },
     /// The path cannot be used.
-    #[error("--socket {path}: {error}")]
+    #[error("{option} {path}: {error}")]
     Bind {
+        /// The option that names it.
+        option: &'static str,
         /// As given.
         path: PathBuf,
         /// Why not.
@@ -82,25 +90,25 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds a new socket. One that nobody listens on is replaced.
-    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+    /// Binds a new socket at the path that `option` names. One that nobody listens on is replaced.
+    pub fn bind(option: &'static str, path: &Path) -> Result<Self, SocketError> {
         let directory = match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
             Some(parent) => parent,
             None => Path::new("/"),
         };
         if !directory.is_dir() {
-            return Err(SocketError::Directory { path: path.into(), directory: directory.into() });
+            return Err(SocketError::Directory { option, path: path.into(), directory: directory.into() });
         }
-        let bind = |error| SocketError::Bind { path: path.into(), error };
+        let bind = |error| SocketError::Bind { option, path: path.into(), error };
         match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(bind(error)),
             Ok(found) if !found.file_type().is_socket() => {
-                return Err(SocketError::NotASocket { path: path.into() });
+                return Err(SocketError::NotASocket { option, path: path.into() });
             }
             Ok(_) if has_owner(path).map_err(bind)? => {
-                return Err(SocketError::InUse { path: path.into() });
+                return Err(SocketError::InUse { option, path: path.into() });
             }
             Ok(_) => std::fs::remove_file(path).map_err(bind)?,
         }
@@ -177,12 +185,12 @@ mod tests {
     fn bad_places_are_told_apart() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        assert!(matches!(Socket::bind(&at("none/s")), Err(SocketError::Directory { .. })));
+        assert!(matches!(Socket::bind("--socket", &at("none/s")), Err(SocketError::Directory { .. })));
         std::fs::write(at("file"), "").unwrap();
-        assert!(matches!(Socket::bind(&at("file")), Err(SocketError::NotASocket { .. })));
-        let first = Socket::bind(&at("s")).unwrap();
+        assert!(matches!(Socket::bind("--socket", &at("file")), Err(SocketError::NotASocket { .. })));
+        let first = Socket::bind("--socket", &at("s")).unwrap();
         first.listener.set_nonblocking(true).unwrap();
-        assert!(matches!(Socket::bind(&at("s")), Err(SocketError::InUse { .. })));
+        assert!(matches!(Socket::bind("--socket", &at("s")), Err(SocketError::InUse { .. })));
         assert_eq!(
             first.listener.accept().unwrap_err().kind(),
             io::ErrorKind::WouldBlock,
@@ -192,7 +200,7 @@ mod tests {
         assert!(!at("s").exists(), "the name goes with the socket");
         // A socket whose owner died without removing it.
         drop(UnixListener::bind(at("stale")).unwrap());
-        assert!(Socket::bind(&at("stale")).is_ok());
-        assert!(matches!(Socket::bind(&at(&"x".repeat(200))), Err(SocketError::Bind { .. })));
+        assert!(Socket::bind("--socket", &at("stale")).is_ok());
+        assert!(matches!(Socket::bind("--socket", &at(&"x".repeat(200))), Err(SocketError::Bind { .. })));
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -68,6 +68,17 @@ pub enum SupervisorError {
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// One path for two devices.
+    #[error("--socket and --memory-socket are both {0}: each device has a socket of its own")]
+    SamePath(PathBuf),
+    /// More memory than there is.
+    #[error("--memory-size: {mebibytes} MiB, and this host has {host} MiB of memory and swap")]
+    NoSuchMemory {
+        /// As given, in MiB.
+        mebibytes: u64,
+        /// What the host has, in MiB.
+        host: u64,
+    },
     /// A program or library is not there.
     #[error("{option}: {path} does not exist")]
     Missing {
@@ -130,13 +141,15 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     signals.thread_block().map_err(system("sigprocmask"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(system("signalfd"))?;
+    check_memory(args)?;
     // The socket first: what is wrong with it is found out without starting anything.
     let mut socket = match (&args.socket, args.fd) {
-        (Some(path), _) => Socket::bind(path)?,
+        (Some(path), _) => Socket::bind("--socket", path)?,
         (None, Some(number)) => Socket::inherit(number)?,
         (None, None) => return Err(SocketError::None.into()),
     };
-    let memory = args.memory_socket.as_deref().map(Socket::bind).transpose()?;
+    let bind = |path: &PathBuf| Socket::bind("--memory-socket", path);
+    let memory = args.memory_socket.as_ref().map(bind).transpose()?;
     // After the bind, since a socket may lie where only root's capabilities reach.
     let sandbox = kfd_sandbox::enter(Role::Supervisor { model: matches!(args.kfd, Kfd::Model(_)) })?;
     tracing::debug!("supervisor: {sandbox}");
@@ -173,6 +186,28 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     let ended = supervisor.serve(once);
     supervisor.workers.end_all();
     ended
+}
+
+/// What is wrong with the memory device is said before anything is made.
+fn check_memory(args: &Args) -> Result<(), SupervisorError> {
+    let place = |path: &PathBuf| {
+        // Of the socket itself there may be nothing yet.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        Some(directory.join(path.file_name()?))
+    };
+    if let (Some(socket), Some(memory)) = (&args.socket, &args.memory_socket)
+        && place(socket).is_some_and(|socket| place(memory) == Some(socket))
+    {
+        return Err(SupervisorError::SamePath(memory.clone()));
+    }
+    let Some(size) = args.memory_size else { return Ok(()) };
+    let host = nix::sys::sysinfo::sysinfo().map_err(system("sysinfo"))?;
+    let host = host.ram_total().saturating_add(host.swap_total());
+    if size > host {
+        return Err(SupervisorError::NoSuchMemory { mebibytes: size >> 20, host: host >> 20 });
+    }
+    Ok(())
 }
 
 fn worker_program(args: &Args) -> Result<WorkerProgram, SupervisorError> {
@@ -473,7 +508,7 @@ mod tests {
         let program = WorkerProgram { path: directory.path().join("none"), environment: Vec::new() };
         let mut supervisor = Supervisor {
             signals: SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_CLOEXEC).unwrap(),
-            socket: Socket::bind(&directory.path().join("s")).unwrap(),
+            socket: Socket::bind("--socket", &directory.path().join("s")).unwrap(),
             memory: None,
             workers: Workers::new(program, 8),
             config: String::new(),

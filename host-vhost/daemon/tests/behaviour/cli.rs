@@ -1,5 +1,6 @@
 //! The command line, and bad input on the host's side.
 
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
@@ -18,6 +19,7 @@ crate::tests![
     once,
     a_signal_ends_everything,
     a_connected_descriptor,
+    a_descriptor_and_the_memory_device,
     a_listening_descriptor,
     descriptors_that_were_left_open_end_here,
 ];
@@ -50,6 +52,25 @@ fn bad_input_ends_with_one_sentence() {
         assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
         assert!(!std::path::Path::new(socket).exists());
     }
+    let memory = |socket: &str, path: &str, size: &str| {
+        let arguments = ["--socket", socket, "--memory-socket", path, "--memory-size", size];
+        let output = program().args(arguments).output().unwrap();
+        assert!(!output.status.success());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!std::path::Path::new(socket).exists(), "{text}");
+        text
+    };
+    let other = directory.path().join("m");
+    let other = other.to_str().unwrap();
+    assert!(
+        memory(socket, "/nonexistent/dir/m", "4M").contains("--memory-socket /nonexistent/dir/m: the dir")
+    );
+    assert!(memory(socket, file, "4M").contains(&format!("--memory-socket {file}: there is a file")));
+    let same = format!("{}/./s", directory.path().display());
+    assert!(memory(socket, &same, "4M").contains("each device has a socket of its own"));
+    assert!(memory(socket, other, "900T").contains("MiB of memory and swap"));
+    assert!(memory(socket, other, "0").contains("expected at least 2M, and found `0`"));
+    assert!(memory(socket, other, "1M").contains("expected at least 2M, and found `1M`"));
     let output = program().args(["--socket", socket, "--worker", "/nonexistent/worker"]).output().unwrap();
     assert!(!output.status.success(), "given twice");
     let mut alone = Command::new(env!("CARGO_BIN_EXE_vhost-user-kfd"));
@@ -105,6 +126,30 @@ fn a_connected_descriptor() {
     assert_eq!(kind(&vmm.command(&map_blob(60, 0))), OK_MAP_INFO);
     drop(vmm);
     assert!(wait_for_some("the end", || child.try_wait().unwrap()).success());
+}
+
+/// The memory device beside a socket that somebody else opened.
+fn a_descriptor_and_the_memory_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let memory = directory.path().join("m");
+    let listener = OwnedFd::from(UnixListener::bind(directory.path().join("s")).unwrap());
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+    let number = listener.as_raw_fd().to_string();
+    let mut program = program();
+    program.args(["--fd", &number, "--memory-size", "4M", "--memory-socket"]).arg(&memory);
+    let mut child = program.spawn().unwrap();
+    drop(listener);
+    let vmm = wait_for_some("the memory device", || UnixStream::connect(&memory).ok());
+    let mut kfd = Vmm::set_up(UnixStream::connect(directory.path().join("s")).unwrap(), Setup::default());
+    open_context(&mut kfd, 1);
+    // The device has it: what is said there is answered. VHOST_USER_GET_FEATURES, version 1, no payload.
+    let mut vmm = vmm;
+    vmm.write_all(&[1u32, 1, 0].map(u32::to_le_bytes).concat()).unwrap();
+    let mut answer = [0; 20];
+    vmm.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..12], [1u32, 5, 8].map(u32::to_le_bytes).concat());
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 fn a_listening_descriptor() {
