@@ -1,5 +1,5 @@
-//! C programs on the thunk's API, compiled against a package set's header and linked to its library; which library they
-//! get is decided when they run.
+//! C programs on the thunk's or the runtime's API, compiled against a package set's header and linked to its library;
+//! which library they get is decided when they run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,16 +60,30 @@ impl CProgram {
         Self::compile_all(root, &files, &["libdrm_amdgpu.so.1", "libdrm.so.2"], place)
     }
 
+    /// Compiles `source` against ROCr's library of the package set below `root`, for [`Under::command`], which brings
+    /// the set's loader.
+    ///
+    /// # Errors
+    /// There is no C compiler, or the program does not compile.
+    pub fn compile_for_rocr(root: &Path, source: &Path) -> Result<Self> {
+        Self::compile_with(root, &[source], &["libhsa-runtime64.so.1"], Place::Guest)
+    }
+
     fn compile_all(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {
+        // The thunk comes first, so that what ours has of libdrm's functions is found there.
+        let libraries: Vec<&str> = ["libhsakmt.so.1"].iter().chain(libraries).copied().collect();
+        Self::compile_with(root, sources, &libraries, place)
+    }
+
+    fn compile_with(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("kfd-c-").tempdir().context("temporary directory")?;
         let program = directory.path().join("program");
         let mut command = Command::new("cc");
         command.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-isystem"]);
         command.arg(root.join("usr/include")).arg("-isystem").arg(root.join("usr/include/libdrm"));
         command.arg("-o").arg(&program).args(sources);
-        // Linked to the library's own file: the set's C library is newer than the compiler's. The thunk comes first, so
-        // that what ours has of libdrm's functions is found there.
-        for library in ["libhsakmt.so.1"].iter().chain(libraries) {
+        // Linked to the libraries' own files: the set's C library is newer than the compiler's.
+        for library in libraries {
             command.arg(root.join(LIBRARIES).join(library));
         }
         command.arg("-Wl,--unresolved-symbols=ignore-in-shared-libs");
