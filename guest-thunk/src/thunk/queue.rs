@@ -374,7 +374,7 @@ impl Queues {
                 let _ = client.call::<DestroyQueue>(&request, &[], 0);
             }
         }
-        self.doorbells.release_all();
+        self.doorbells.release_all(client);
     }
 }
 

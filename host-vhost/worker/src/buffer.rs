@@ -37,6 +37,8 @@ pub enum Backing {
         /// Mappings that it consists of.
         runs: u32,
     },
+    /// The GPU's doorbells of this process, for GPUs to ring. No memory.
+    Doorbells,
     /// All of a buffer of another context.
     Imported {
         /// The blob that brought it.
@@ -98,8 +100,10 @@ pub enum Kind {
     Gtt,
     /// `KFD_IOC_ALLOC_MEM_FLAGS_USERPTR`
     Userptr,
-    /// `KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL` or `_MMIO_REMAP`: pages of the KFD process alone.
-    ProcessPage,
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL`: the doorbells of the process.
+    Doorbells,
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP`: registers, which only the KFD process maps, and GPUs have no need of.
+    Registers,
 }
 
 /// How memory is used: the flags that may stand beside a kind.
@@ -125,7 +129,8 @@ pub fn kind(flags: AllocFlags) -> Option<Kind> {
         () if is(AllocFlags::VRAM) => Some(Kind::Vram),
         () if is(AllocFlags::GTT) => Some(Kind::Gtt),
         () if is(AllocFlags::USERPTR) => Some(Kind::Userptr),
-        () if is(AllocFlags::DOORBELL) || is(AllocFlags::MMIO_REMAP) => Some(Kind::ProcessPage),
+        () if is(AllocFlags::DOORBELL) => Some(Kind::Doorbells),
+        () if is(AllocFlags::MMIO_REMAP) => Some(Kind::Registers),
         () => None,
     }
 }
@@ -179,7 +184,7 @@ impl Buffer {
             Backing::Guest { resource, .. }
             | Backing::Imported { resource }
             | Backing::Piece { resource, .. } => Some(*resource),
-            Backing::Vram { .. } | Backing::Gtt { .. } => None,
+            Backing::Vram { .. } | Backing::Gtt { .. } | Backing::Doorbells => None,
         }
     }
 }
@@ -196,8 +201,8 @@ mod tests {
         assert_eq!(kind(0xd600_0002), Some(Kind::Gtt));
         assert_eq!(kind(0xf000_0001), Some(Kind::Vram));
         assert_eq!(kind(0xd600_0004), Some(Kind::Userptr));
-        assert_eq!(kind(0x9400_0010), Some(Kind::ProcessPage));
-        assert_eq!(kind(0x9400_0008), Some(Kind::ProcessPage));
+        assert_eq!(kind(0x9400_0010), Some(Kind::Registers));
+        assert_eq!(kind(0x9400_0008), Some(Kind::Doorbells));
     }
 
     #[test]

@@ -150,7 +150,14 @@ impl Memory {
                 let cost = Cost { system: bytes, runs: runs.len() as u64, ..Default::default() };
                 self.charged(cost, |memory| memory.alloc_guest(context, request, &buffer, bytes, &runs))
             }
-            Kind::ProcessPage => {
+            // For GPUs alone: a CPU rings in the shadow.
+            Kind::Doorbells => {
+                let made = context.kfd.alloc(&buffer)?;
+                self.keep(
+                    Buffer::new(Some(made.handle), request.gpu_id, bytes, Backing::Doorbells).at(va, size),
+                )
+            }
+            Kind::Registers => {
                 let reason = "AllocMemory: a page that only the KFD process itself can map";
                 Err(Failure::new(Status::NOT_SUPPORTED, reason))
             }
@@ -400,8 +407,8 @@ fn cost(buffer: &Buffer) -> Cost {
         Backing::Vram { .. } => Cost { vram: size, ..Default::default() },
         Backing::Gtt { .. } => Cost { system: size, gtt: size, ..Default::default() },
         Backing::Guest { runs, .. } => Cost { system: size, runs: runs.into(), ..Default::default() },
-        // Counted where it was allocated.
-        Backing::Imported { .. } | Backing::Piece { .. } => Cost::default(),
+        // It is no memory, or counted where it was allocated.
+        Backing::Doorbells | Backing::Imported { .. } | Backing::Piece { .. } => Cost::default(),
     }
 }
 

@@ -80,6 +80,7 @@ fn check_own(buffer: &Buffer) -> Result<(), Failure> {
             refuse("the memory is another context's to share")
         }
         Backing::Gtt { .. } => refuse("memory of the host is for its context alone"),
+        Backing::Doorbells => refuse("doorbells are their context's alone"),
         Backing::Vram { .. } | Backing::Guest { .. } => Ok(()),
     }
 }
@@ -92,6 +93,7 @@ impl Context {
             (Backing::Piece { dmabuf, .. }, _) => Ok(Dmabuf::Held(dmabuf.clone())),
             // amdgpu_gem_prime_export refuses them.
             (Backing::Guest { .. }, _) => refuse("guest memory is no dma-buf on the host".to_owned()),
+            (Backing::Doorbells, _) => refuse("doorbells are no dma-buf".to_owned()),
             _ if self.version.minor < minor::EXPORT_DMABUF => refuse(format!(
                 "KFD 1.{} exports no dma-bufs, 1.{} is needed",
                 self.version.minor,

@@ -389,6 +389,11 @@ impl State {
         Ok(())
     }
 
+    /// Buffers other than doorbells, which stay until the close (`KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL`).
+    pub fn memory(&self) -> Vec<&Buffer> {
+        self.buffers.values().filter(|buffer| buffer.request.flags & 1 << 3 == 0).collect()
+    }
+
     /// `kfd_queue_acquire_buffers`: pointers, end-of-pipe buffer and save area are buffers of exactly their size, mapped
     /// to the GPU.
     fn is_whole(&self, queue: &CreateQueueRequest) -> bool {

@@ -81,7 +81,12 @@ fn an_aql_queue_has_what_the_kernel_demands() {
     kfd.destroy(queue.queue_id).unwrap();
     let state = kfd.state.lock().unwrap();
     assert!(state.queues.is_empty());
-    assert!(state.buffers.is_empty(), "{:?}", state.buffers);
+    assert!(state.memory().is_empty(), "{:?}", state.buffers);
+    // GPUs find the real doorbells at the same addresses (fmm_allocate_doorbell).
+    let on_gpu = state.buffers.values().next().unwrap();
+    let (place, flags) = (on_gpu.request.va.0, on_gpu.request.flags);
+    assert_eq!((place, on_gpu.request.size, flags), (doorbell - 0x1238, 8192, 0x9400_0008));
+    assert_eq!(on_gpu.mapped, [GPUS[0]]);
     drop(state);
     assert_eq!(mapping(area), None);
     assert_eq!(long(doorbell), u64::MAX, "doorbells stay");
@@ -148,7 +153,7 @@ fn a_refused_queue_leaves_nothing() {
         assert_eq!(bad(|_| ()), HsakmtStatus::ERROR, "{offset:#x}");
     }
     let state = kfd.state.lock().unwrap();
-    assert!(state.buffers.is_empty() && state.queues.is_empty());
+    assert!(state.memory().is_empty() && state.queues.is_empty());
     assert_eq!(state.vram, 1 << 30);
 }
 
@@ -251,7 +256,7 @@ fn threads_make_and_destroy_queues_at_once() {
         }
     });
     let state = kfd.state.lock().unwrap();
-    assert!(state.queues.is_empty() && state.buffers.is_empty());
+    assert!(state.queues.is_empty() && state.memory().is_empty());
     assert_eq!(state.doorbells.len(), 1, "the first queue brought them");
 }
 

@@ -13,6 +13,7 @@ use crate::support::*;
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
 const USERPTR: u32 = 1 << 2;
+const DOORBELL: u32 = 1 << 3;
 const WRITABLE: u32 = 1 << 31;
 /// `KFD_IOC_QUEUE_TYPE_SDMA`
 const SDMA: u32 = 1;
@@ -156,6 +157,64 @@ fn stores_of_the_guest_reach_the_gpu_whether_it_announces_them_or_not() {
     }
     assert_eq!(guest.destroy(queue), (Status::OK, 0));
     assert_eq!(guest.destroy(queue), (Status::ERRNO, EINVAL));
+}
+
+/// A packet of one queue rings another one, as on bare metal: no store of the guest's is passed on.
+#[test]
+fn a_gpu_rings_doorbells_itself() {
+    const BELLS_VA: u64 = VA + 0x10_0000;
+    let mut guest = Guest::new("gfx906", settings());
+    let gpu_id = guest.gpu_id;
+    guest.worker.call::<DoorbellPage>(&guest.doorbell_page(), &[]).unwrap();
+    let bells = AllocMemoryRequest {
+        va: GuestVa(BELLS_VA),
+        size: DOORBELL_SLICE_BYTES,
+        gpu_id,
+        flags: DOORBELL | WRITABLE,
+        ..Default::default()
+    };
+    let (bells, _) = guest.worker.call::<AllocMemory>(&bells, &[]).unwrap();
+    assert_eq!(bells.mappable, 0, "a CPU rings elsewhere");
+    let bells = BufferRequest { handle: bells.handle };
+    let (mapped, _) = guest.worker.call::<MapMemory>(&bells, &[gpu_id]).unwrap();
+    assert_eq!((mapped.n_success, mapped.errno), (1, 0));
+    let share = ShareMemoryRequest { handle: bells.handle, offset: 0, size: DOORBELL_SLICE_BYTES };
+    assert_eq!(guest.worker.failure::<ShareMemory>(&share, &[]), (Status::NOT_SUPPORTED, 0));
+
+    // The ring of the first queue has a packet that nobody rings for; the second queue's is in the upper half of its page.
+    let (first, doorbell) = guest.create();
+    guest.fence(0, 99);
+    guest.set_word(POINTERS * P, 0);
+    let pointers = VA + POINTERS * P + 128;
+    let ring = GuestVa(VA + RING * P + 2048);
+    let (second, _) = guest
+        .worker
+        .call::<CreateQueue>(
+            &CreateQueueRequest {
+                ring_va: ring,
+                ring_size: 2048,
+                write_pointer_va: GuestVa(pointers),
+                read_pointer_va: GuestVa(pointers + 64),
+                ..guest.queue()
+            },
+            &[],
+        )
+        .unwrap();
+    // SDMA_PKT_WRITE_UNTILED (vega10_sdma_pkt_open.h): two words, the first queue's write pointer.
+    let va = BELLS_VA + (doorbell - BELLS * P);
+    let packet = [2, va as u32, (va >> 32) as u32, 1, 16, 0];
+    let bytes: Vec<u8> = packet.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
+    guest.ram.write_all_at(&bytes, RING * P + 2048).unwrap();
+    guest.set_word(POINTERS * P + 128, 24);
+    guest.set_word(BELLS * P + u64::from(second.doorbell_offset), 24);
+    guest.await_data(99);
+    assert_eq!(guest.word(doorbell), u64::MAX, "the guest's own memory is as it was");
+    for queue in [first, second.queue] {
+        assert_eq!(guest.destroy(queue), (Status::OK, 0));
+    }
+    // They are not memory that goes with a blob, and not counted.
+    guest.worker.call::<UnmapMemory>(&bells, &[gpu_id]).unwrap();
+    guest.worker.call::<FreeMemory>(&bells, &[]).unwrap();
 }
 
 /// What a queue has left where its doorbell was rings no other one.
