@@ -24,6 +24,7 @@ pub const XNACK_MASK: u8 = 104;
 /// | encoding | `dst` | `sdst` | `src[0]` | `src[1]` | `src[2]` | `src[3]` | `imm` |
 /// |---|---|---|---|---|---|---|---|
 /// | SOP1 SOP2 SOPC | SDST | | SSRC0 | SSRC1 | | | |
+/// | `s_set_gpr_idx_on` | | | SSRC0 | | | | the mode, 0 to 15 |
 /// | SOPK | SDST where written | | SDST where read; the literal of `s_setreg_imm32_b32` | | | | SIMM16, sign-extended |
 /// | SOPP | | | | | | | SIMM16, sign-extended |
 /// | SMEM | SDATA of loads, and of atomics with GLC | | SBASE | SGPR offset or `None` | SDATA of stores and atomics | | offset in bytes |
@@ -276,6 +277,12 @@ pub struct Modifiers {
     pub omod: Omod,
     /// Clamp the result: to 0.0..=1.0, or to the integer type's range.
     pub clamp: bool,
+}
+
+impl Modifiers {
+    /// None.
+    pub const NONE: Self =
+        Self { abs: 0, neg: 0, neg_hi: 0, op_sel: 0, op_sel_hi: 0, omod: Omod::None, clamp: false };
 }
 
 /// What the result is multiplied with.

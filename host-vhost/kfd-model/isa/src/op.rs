@@ -176,6 +176,10 @@ bitflags! {
         const SCRATCH = 1 << 17;
         /// MUBUF: may go to LDS.
         const LDS = 1 << 18;
+        /// SOPP: without an immediate.
+        const NO_IMM = 1 << 19;
+        /// The VOP3 form has `abs` and `neg`, although its operands are not floats.
+        const NEG_ABS = 1 << 20;
     }
 }
 
