@@ -14,6 +14,7 @@ pub mod settings;
 #[cfg(test)]
 mod tests;
 pub mod topology;
+pub mod userfault;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};

@@ -25,6 +25,7 @@ mod signals;
 mod stop;
 mod swap;
 mod syscall;
+mod tasks;
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -22,6 +22,7 @@ use std::time::Duration;
 use super::patience::Attempts;
 use super::signals::Blocked;
 use super::syscall::call;
+use super::tasks::{is_dead, next_thread};
 use crate::thunk::lock::lock;
 
 /// Most threads that can be stopped.
@@ -416,17 +417,6 @@ fn seize_new(arena: &Arena) -> Result<bool, CannotStop> {
     }
 }
 
-/// The next entry of a directory of threads (`struct linux_dirent64`): its number, 0 for what is none, and the rest.
-fn next_thread(entries: &[u8]) -> Option<(i32, &[u8])> {
-    let [a, b] = *entries.get(16..18)?.first_chunk::<2>()?;
-    let length = usize::from(u16::from_ne_bytes([a, b]));
-    let (entry, rest) = entries.split_at_checked(length)?;
-    let name = entry.get(19..)?;
-    let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
-    let id = digits.fold(0i32, |id, digit| id.saturating_mul(10).saturating_add(i32::from(digit - b'0')));
-    (length > 0).then_some((id, rest))
-}
-
 fn ptrace(request: libc::c_uint, id: libc::pid_t, data: usize) -> i32 {
     // SAFETY: data is a number, or a pointer that its caller vouches for.
     let result = unsafe { call(libc::SYS_ptrace, [request as usize, id.unsigned_abs() as usize, 0, data]) };
@@ -440,7 +430,9 @@ fn seize(arena: &Arena, id: libc::pid_t) -> Result<bool, CannotStop> {
         0 => {}
         // It has ended meanwhile.
         libc::ESRCH => return Ok(true),
-        libc::EPERM if is_dead(arena, id) => return Ok(id != arena.process.load(Ordering::Relaxed)),
+        libc::EPERM if is_dead(arena.tasks.load(Ordering::Relaxed), id) => {
+            return Ok(id != arena.process.load(Ordering::Relaxed));
+        }
         errno @ libc::EPERM => return Err(CannotStop { obstacle: Obstacle::Forbidden, errno }),
         errno => return Err(CannotStop { obstacle: Obstacle::System, errno }),
     }
@@ -485,7 +477,7 @@ fn await_stop(arena: &Arena, thread: &Traced, deadline: i64) -> Result<(), Canno
             }
         }
         // The first thread of a process stays when it has ended before the others, and cannot be waited for.
-        if is_dead(arena, id) {
+        if is_dead(arena.tasks.load(Ordering::Relaxed), id) {
             return Ok(());
         }
         if now() > deadline {
@@ -537,45 +529,6 @@ fn release_all(arena: &Arena) {
     }
 }
 
-/// Whether a thread has ended: state Z or X in its stat file.
-fn is_dead(arena: &Arena, id: libc::pid_t) -> bool {
-    let path = stat_path(id);
-    let (tasks, flags) = (arena.tasks.load(Ordering::Relaxed), libc::O_RDONLY | libc::O_CLOEXEC);
-    let name = path.as_ptr().expose_provenance();
-    // SAFETY: the path ends with a zero.
-    let file = match unsafe { call(libc::SYS_openat, [tasks as usize, name, flags as usize, 0]) } {
-        Ok(file) => file,
-        Err(errno) => return errno == libc::ENOENT,
-    };
-    let mut text = [0u8; 128];
-    let place = text.as_mut_ptr().expose_provenance();
-    // SAFETY: the buffer is as large as is said.
-    let length = unsafe { call(libc::SYS_read, [file, place, text.len(), 0]) };
-    // SAFETY: the descriptor is this function's own.
-    let _ = unsafe { call(libc::SYS_close, [file, 0, 0, 0]) };
-    // One that ends between the two calls cannot be read any more (ESRCH).
-    let Ok(length) = length else { return length == Err(libc::ESRCH) };
-    let text = text.get(..length).unwrap_or(&[]);
-    // The name of the thread stands in parentheses, and may have some itself.
-    let name_end = text.iter().rposition(|byte| *byte == b')');
-    let state = name_end.and_then(|end| text.get(end.saturating_add(2)));
-    matches!(state, Some(b'Z' | b'X'))
-}
-
-/// `<id>/stat`, relative to the directory of threads, with a zero at its end.
-fn stat_path(id: libc::pid_t) -> [u8; 17] {
-    let mut path = [0u8; 17];
-    let number = id.unsigned_abs();
-    let digits = (0..10u32).rev().filter_map(|power| 10u32.checked_pow(power));
-    let digits = digits
-        .skip_while(|unit| *unit > number.max(1))
-        .map(|unit| b'0'.wrapping_add((number / unit % 10) as u8));
-    for (place, byte) in path.iter_mut().zip(digits.chain(*b"/stat")) {
-        *place = byte;
-    }
-    path
-}
-
 /// Nanoseconds of the monotonic clock.
 fn now() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -583,40 +536,4 @@ fn now() -> i64 {
     // SAFETY: time lives beyond the call.
     let _ = unsafe { call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, place, 0, 0]) };
     time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_arena_is_made_of_zeros_and_paths_of_digits() {
-        assert!(stat_path(1).starts_with(b"1/stat\0"));
-        assert!(stat_path(1_000_200).starts_with(b"1000200/stat\0"));
-        assert!(stat_path(i32::MAX).starts_with(b"2147483647/stat\0"));
-    }
-
-    #[test]
-    fn entries_of_a_directory() {
-        // struct linux_dirent64: inode, offset, length, type, name.
-        let entry = |name: &[u8]| {
-            let mut bytes = vec![0u8; 16];
-            let length = (19 + name.len() + 1).next_multiple_of(8);
-            bytes.extend_from_slice(&(length as u16).to_ne_bytes());
-            bytes.push(4);
-            bytes.extend_from_slice(name);
-            bytes.resize(length, 0);
-            bytes
-        };
-        let all = [entry(b"."), entry(b".."), entry(b"4711"), entry(b"99999")].concat();
-        let mut rest = &all[..];
-        let mut found = Vec::new();
-        while let Some((id, next)) = next_thread(rest) {
-            found.push(id);
-            rest = next;
-        }
-        assert_eq!(found, [0, 0, 4711, 99999]);
-        assert!(next_thread(&all[..20]).is_none(), "cut off");
-        assert!(next_thread(&[0; 64]).is_none(), "an entry without a length");
-    }
 }

@@ -8,11 +8,11 @@
 //! once more then, or it traps.
 //!
 //! Where a process may not have userfaultfd (containers filter the system call), the host goes on looking.
-#![allow(unsafe_code, reason = "userfaultfd, mremap")]
+#![allow(unsafe_code, reason = "mremap, and what makes pages empty")]
 
 use std::error::Error;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -27,6 +27,7 @@ use crate::thunk::Thunk;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::memory::block::Block;
 use crate::thunk::refusal::{Level, say};
+use crate::thunk::userfault::{Event, MOVES, Mode, Userfault};
 
 /// No GPU needs to reach these addresses.
 const ANYWHERE: (u64, u64) = (0, u64::MAX);
@@ -39,110 +40,15 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// Stack of the watcher in bytes.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Numbers and layouts of linux/userfaultfd.h.
-mod abi {
-    pub const USER_MODE_ONLY: libc::c_int = 1;
-    pub const UFFD_API: u64 = 0xaa;
-    pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
-    pub const REGISTER_MODE_MISSING: u64 = 1 << 0;
-    pub const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-    pub const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-    pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
-    pub const EVENT_PAGEFAULT: u8 = 0x12;
-    /// Bytes of `struct uffd_msg`, whose first is the event.
-    pub const MESSAGE: usize = 32;
-
-    #[derive(Default)]
-    #[repr(C)]
-    pub struct Api {
-        pub api: u64,
-        pub features: u64,
-        pub ioctls: u64,
-    }
-
-    #[derive(Default)]
-    #[repr(C)]
-    pub struct Register {
-        pub start: u64,
-        pub length: u64,
-        pub mode: u64,
-        pub ioctls: u64,
-    }
-
-    #[derive(Default)]
-    #[repr(C)]
-    pub struct Range {
-        pub start: u64,
-        pub length: u64,
-    }
-}
-
-/// What userfaultfd says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    /// Somebody waits at a page.
-    Fault,
-    /// Something else: a page was moved.
-    Other,
-}
-
-/// A userfaultfd for faults of user mode.
-struct Faults(OwnedFd);
-
-impl Faults {
-    fn new() -> io::Result<Faults> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | abi::USER_MODE_ONLY;
-        // SAFETY: no pointer.
-        let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        let faults = match i32::try_from(made) {
-            // SAFETY: the call has made a descriptor that nobody else owns.
-            Ok(fd) if fd >= 0 => Faults(unsafe { OwnedFd::from_raw_fd(fd) }),
-            _ => return Err(io::Error::last_os_error()),
-        };
-        let mut api =
-            abi::Api { api: abi::UFFD_API, features: abi::FEATURE_EVENT_REMAP, ..Default::default() };
-        faults.ioctl(abi::UFFDIO_API, &mut api)?;
-        Ok(faults)
-    }
-
-    fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-        // SAFETY: the argument is exclusive and of the request's layout: this file's requests and structs belong together.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Accesses to empty pages there wait for [`Faults::wake`].
-    fn register(&self, start: u64, length: u64) -> io::Result<()> {
-        let mode = abi::REGISTER_MODE_MISSING;
-        self.ioctl(abi::UFFDIO_REGISTER, &mut abi::Register { start, length, mode, ioctls: 0 })
-    }
-
-    /// Those who wait there try again.
-    fn wake(&self, start: u64, length: u64) -> io::Result<()> {
-        self.ioctl(abi::UFFDIO_WAKE, &mut abi::Range { start, length })
-    }
-
-    /// What it says next, none if nothing.
-    fn next(&self) -> Option<Event> {
-        let mut message = [0u8; abi::MESSAGE];
-        let read = nix::unistd::read(&self.0, &mut message).ok()?;
-        let [event, ..] = message;
-        let event = if event == abi::EVENT_PAGEFAULT { Event::Fault } else { Event::Other };
-        (read == abi::MESSAGE).then_some(event)
-    }
-
-    /// All that it says now.
-    fn all(&self) -> Vec<Event> {
-        std::iter::from_fn(|| self.next()).collect()
-    }
+/// A userfaultfd for the program's own stores.
+fn faults() -> io::Result<Userfault> {
+    Userfault::of_user_mode(MOVES)
 }
 
 /// Whether this process may have the trap.
 #[cfg(test)]
 pub fn is_available() -> bool {
-    Faults::new().is_ok()
+    faults().is_ok()
 }
 
 /// Moves what is mapped at a reservation over other addresses, whose mapping goes.
@@ -199,20 +105,20 @@ impl Spare {
 
 /// Doorbells that trap. They are what they were when this is dropped.
 struct Armed {
-    faults: Arc<Faults>,
+    faults: Arc<Userfault>,
     block: Arc<Block>,
     spare: Option<Spare>,
 }
 
 impl Armed {
     /// From here on every access to the doorbells waits for the drop. Also whether somebody waits already.
-    fn new(faults: &Arc<Faults>, block: &Arc<Block>) -> io::Result<(Armed, bool)> {
+    fn new(faults: &Arc<Userfault>, block: &Arc<Block>) -> io::Result<(Armed, bool)> {
         let spare = Spare::new(block)?;
         let empty = Reservation::new(block.size(), page_size(), 0, ANYWHERE)?;
         empty.fill_with_private_memory()?;
         // A child has no watcher, and must not ring.
         empty.keep_from_children();
-        faults.register(empty.start(), empty.size())?;
+        faults.register(empty.start(), empty.size(), Mode::Missing)?;
         make_empty(&empty)?;
         let to = block.start();
         let mut rung = false;
@@ -222,8 +128,8 @@ impl Armed {
             let mover =
                 mover.spawn_scoped(scope, move || move_over(empty, to).map_err(|(_, error)| error))?;
             while !mover.is_finished() {
-                let _ = readable([faults.0.as_fd()], Some(MOVE));
-                rung |= faults.all().contains(&Event::Fault);
+                let _ = readable([faults.as_fd()], Some(MOVE));
+                rung |= faults.events().contains(&Event::Fault);
             }
             mover.join().unwrap_or_else(|_| Err(io::Error::other("the move was not finished")))
         })?;
@@ -269,7 +175,7 @@ pub struct Watcher {
 impl Watcher {
     /// Starts it. An error where this process may not have it.
     pub fn start(thunk: &Arc<Thunk>) -> io::Result<Watcher> {
-        let faults = Arc::new(Faults::new()?);
+        let faults = Arc::new(faults()?);
         let (reader, calls) = io::pipe()?;
         let weak = Arc::downgrade(thunk);
         let builder = thread::Builder::new().name("doorbells".into()).stack_size(STACK_BYTES);
@@ -299,7 +205,7 @@ impl Watcher {
 }
 
 /// What the watcher does, until the connection is closed or lost.
-fn watch(thunk: &Weak<Thunk>, faults: &Arc<Faults>, mut calls: PipeReader) -> Result<(), Box<dyn Error>> {
+fn watch(thunk: &Weak<Thunk>, faults: &Arc<Userfault>, mut calls: PipeReader) -> Result<(), Box<dyn Error>> {
     loop {
         let [called] = readable([calls.as_fd()], Some(LOOK))?;
         if called && is_over(&mut calls) {
@@ -329,17 +235,17 @@ fn watch(thunk: &Weak<Thunk>, faults: &Arc<Faults>, mut calls: PipeReader) -> Re
 }
 
 /// Waits until the program rings or the watcher is called.
-fn await_ring(faults: &Faults, calls: &PipeReader) {
+fn await_ring(faults: &Userfault, calls: &PipeReader) {
     // Without a poll the doorbells must not trap.
-    while let Ok([fault, called]) = readable([faults.0.as_fd(), calls.as_fd()], None) {
-        if called || (fault && faults.all().contains(&Event::Fault)) {
+    while let Ok([fault, called]) = readable([faults.as_fd(), calls.as_fd()], None) {
+        if called || (fault && faults.events().contains(&Event::Fault)) {
             return;
         }
     }
 }
 
 /// Makes the doorbells trap if they are still, and has the host sleep. None where something rings.
-fn arm(thunk: &Thunk, faults: &Arc<Faults>) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
+fn arm(thunk: &Thunk, faults: &Arc<Userfault>) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
     let request = WaitDoorbellsRequest { timeout_ms: 0, pad: 0 };
     if thunk.client.wait_call::<WaitDoorbells>(&request, &[], 0)?.0.still == 0 {
         return Ok(None);
