@@ -175,6 +175,20 @@ fn by_default_it_is_refused_and_the_option_is_named_once() {
     assert!(warned.contains("VIRTIO_KFD_REGISTER=adopt"), "{warned}");
 }
 
+/// A mistyped option is not taken for none in silence.
+#[test]
+fn an_option_that_is_not_known_is_told_of_once() {
+    let stack = need!(stack());
+    let daemon = Daemon::start(&stack.artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+    let command =
+        stack.command(daemon.socket(), &["refused"], &[("HSAKMT_DEBUG_LEVEL", "0"), (REGISTER, "1")]);
+    let output = run(command, LIMIT).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "refused: NOT_SUPPORTED, NOT_SUPPORTED\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("VIRTIO_KFD_REGISTER is \"1\", expected adopt or refuse"), "{said}");
+}
+
 /// Descriptors and mappings of each process of the daemon, workers included.
 fn holdings(daemon: &Daemon) -> BTreeMap<u32, (usize, usize)> {
     let count = |pid: u32| {

@@ -55,7 +55,8 @@ impl Refusal {
     pub fn host(status: HsakmtStatus, error: &ClientError) -> Self {
         let status = match error {
             ClientError::Forked { .. } => HsakmtStatus::KERNEL_IO_CHANNEL_NOT_OPENED,
-            ClientError::Lost(_) => HsakmtStatus::KERNEL_COMMUNICATION_ERROR,
+            // As an ioctl that fails, whatever the call answers for want of something else: trying again is no use.
+            ClientError::Lost(_) => HsakmtStatus::ERROR,
             _ => match error.status() {
                 Some((Status::NOT_IMPLEMENTED | Status::UNKNOWN_CALL, _)) => HsakmtStatus::NOT_IMPLEMENTED,
                 Some((Status::NOT_SUPPORTED, _)) => HsakmtStatus::NOT_SUPPORTED,
@@ -100,10 +101,15 @@ pub fn read_level() {
 /// Writes a message to standard error if it is asked for: one system call and no lock that a fork could find held.
 pub fn say(level: Level, message: impl FnOnce() -> String) {
     if level as u8 <= LEVEL.load(Ordering::Relaxed) {
-        let line = format!("libhsakmt (virtio-kfd): {}\n", message());
-        // Nothing better can be done where standard error is closed.
-        let _ = nix::unistd::write(std::io::stderr(), line.as_bytes());
+        tell(&message());
     }
+}
+
+/// As [`say`], whatever is asked for.
+pub fn tell(message: &str) {
+    let line = format!("libhsakmt (virtio-kfd): {message}\n");
+    // Nothing better can be done where standard error is closed.
+    let _ = nix::unistd::write(std::io::stderr(), line.as_bytes());
 }
 
 #[cfg(test)]
@@ -121,6 +127,8 @@ mod tests {
         let refusal = Refusal::from(ClientError::Forked { owner: 1 });
         assert_eq!(refusal.status, HsakmtStatus::KERNEL_IO_CHANNEL_NOT_OPENED);
         let refusal = Refusal::from(ClientError::Lost("gone".into()));
-        assert_eq!(refusal.status, HsakmtStatus::KERNEL_COMMUNICATION_ERROR);
+        assert_eq!(refusal.status, HsakmtStatus::ERROR);
+        let refusal = Refusal::host(HsakmtStatus::NO_MEMORY, &ClientError::Lost("gone".into()));
+        assert_eq!(refusal.status, HsakmtStatus::ERROR);
     }
 }

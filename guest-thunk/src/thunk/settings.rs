@@ -1,4 +1,14 @@
-//! The environment variables of AMD's library that mean something here, and one of this library's own.
+//! The environment variables of AMD's library that mean something here, and those of this library's own.
+
+use std::sync::Once;
+
+use crate::thunk::refusal::tell;
+
+/// What becomes of memory of the application that is registered: `adopt` or `refuse`.
+const REGISTER: &str = "VIRTIO_KFD_REGISTER";
+
+/// `userfaultfd` or `ptrace`, for how writers are held while memory is adopted; else the first that this process may use.
+pub const HOLD: &str = "VIRTIO_KFD_REGISTER_HOLD";
 
 /// Settings of one open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +52,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the environment.
+    /// Reads the environment. A value of this library's own variables that it does not know is told of once, whatever
+    /// `HSAKMT_DEBUG_LEVEL` says: nobody else sets them, and what was meant does not come to pass.
     pub fn from_environment() -> Self {
-        Self::from_variables(|name| std::env::var(name).ok())
+        static TOLD: Once = Once::new();
+        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        TOLD.call_once(|| unknown(variable).iter().for_each(|sentence| tell(sentence)));
+        Self::from_variables(variable)
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
@@ -57,12 +71,26 @@ impl Settings {
             guard_pages: number("HSA_SVM_GUARD_PAGES")
                 .map_or(default.guard_pages, |n| u64::from(n.min(4096))),
             alignment_order: number("HSA_MAX_VA_ALIGN").map_or(default.alignment_order, |n| n.min(18)),
-            registration: match variable("VIRTIO_KFD_REGISTER").as_deref() {
+            registration: match variable(REGISTER).as_deref() {
                 Some("adopt") => Registration::Adopt,
                 _ => Registration::Refuse,
             },
         }
     }
+}
+
+/// A sentence for each of this library's variables whose value is none that it knows.
+fn unknown(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let choices = [
+        (REGISTER, ["adopt", "refuse"], "memory that is registered is refused"),
+        (HOLD, ["ptrace", "userfaultfd"], "the library chooses"),
+    ];
+    let sentence = |(name, known, then): (&str, [&str; 2], &str)| {
+        let value = variable(name).filter(|value| !value.is_empty() && !known.contains(&&**value))?;
+        let [one, other] = known;
+        Some(format!("{name} is {value:?}, expected {one} or {other}: {then}"))
+    };
+    choices.into_iter().filter_map(sentence).collect()
 }
 
 fn parse_gfx(value: &str) -> Result<(u32, u32, u32), InvalidOverride> {
@@ -106,5 +134,16 @@ mod tests {
         assert_eq!(with("HSA_MAX_VA_ALIGN", "99").alignment_order, 18);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "adopt").registration, Registration::Adopt);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "1").registration, Registration::Refuse);
+    }
+
+    #[test]
+    fn values_that_are_not_known_are_told_of() {
+        let told = |name: &str, value: &str| unknown(|asked| (asked == name).then(|| value.to_owned()));
+        let register = "VIRTIO_KFD_REGISTER is \"Adopt\\n\", expected adopt or refuse: memory that is registered is refused";
+        assert_eq!(told(REGISTER, "Adopt\n"), [register]);
+        assert_eq!(told(HOLD, "uffd").len(), 1);
+        for (name, value) in [(REGISTER, "adopt"), (REGISTER, "refuse"), (REGISTER, ""), (HOLD, "ptrace")] {
+            assert_eq!(told(name, value), [""; 0], "{name}={value}");
+        }
     }
 }

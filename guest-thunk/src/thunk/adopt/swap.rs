@@ -16,10 +16,8 @@ use super::{Segment, fault, system};
 use crate::client::Client;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::refusal::{Level, Outcome, Refusal, say};
+use crate::thunk::settings::HOLD;
 use crate::transport::Blob;
-
-/// Environment variable: `userfaultfd` or `ptrace`, for how writers are held; else the first that this process may use.
-pub const HOLD_VARIABLE: &str = "VIRTIO_KFD_REGISTER_HOLD";
 
 /// How writers are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +39,7 @@ impl Method {
 fn method() -> Method {
     static METHOD: OnceLock<Method> = OnceLock::new();
     *METHOD.get_or_init(|| {
-        let method = match std::env::var(HOLD_VARIABLE).as_deref() {
+        let method = match std::env::var(HOLD).as_deref() {
             Ok("ptrace") => Method::Stop,
             _ if fault::is_available() => Method::Fault,
             _ => Method::Stop,
