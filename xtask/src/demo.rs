@@ -20,8 +20,8 @@ pub struct Options {
     /// Where the program runs.
     #[arg(value_enum, default_value = "vm")]
     place: Place,
-    /// GPU profile of the model.
-    #[arg(long, default_value = "gfx906")]
+    /// GPU profile of the model: a name, or a path of a profile's file.
+    #[arg(long, default_value = "gfx906", value_parser = stack::profile)]
     profile: String,
     /// Print what daemon and guest logged, also when all went well.
     #[arg(long)]
@@ -46,6 +46,9 @@ pub fn run(options: &Options) -> Result<i32> {
     tool::require(&["cc", "objcopy", "apt-get", "dpkg-deb"])?;
     let cache = Cache::open()?;
     let mut fetcher = Fetcher::new(&cache, false);
+    eprintln!(
+        "demo: Debian packages, programs and guest image are fetched and built first where they are not there yet"
+    );
     for set in BaseImage::sets()? {
         fetcher.ensure(&set)?;
     }

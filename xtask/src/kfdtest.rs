@@ -46,8 +46,8 @@ pub struct Options {
     /// Which tests: a filter of googletest, for example 'KFDMemoryTest.*:KFDIPCTest.*'.
     #[arg(long, default_value = "*")]
     filter: String,
-    /// GPU profile of the model.
-    #[arg(long, default_value = "gfx906")]
+    /// GPU profile of the model: a name, or a path of a profile's file.
+    #[arg(long, default_value = "gfx906", value_parser = stack::profile)]
     profile: String,
     /// Seconds that each test may take natively; on our stack, whose guest's CPU may be an emulated one, it may take
     /// three times as long if it ends natively.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use kfd_model::profile::Profile;
 use virtio_kfd_tests::{Artifacts, Keeper, Runtime};
 
 /// The package set whose programs run on the host.
@@ -12,6 +13,16 @@ const RUNTIME: &str = "rocm-trixie";
 
 /// The model as a preload library.
 const PRELOAD: &str = "libkfd_model_preload.so";
+
+/// Checks a profile of the command line before anything is built for it. A path becomes one that holds in any directory.
+pub fn profile(text: &str) -> Result<String> {
+    Profile::load(text)?;
+    if !text.contains('/') {
+        return Ok(text.to_owned());
+    }
+    let path = Path::new(text).canonicalize().with_context(|| text.to_owned())?;
+    path.into_os_string().into_string().map_err(|path| anyhow!("{}: not UTF-8", path.display()))
+}
 
 /// A running daemon; it ends when this is dropped.
 #[derive(Debug)]
@@ -66,4 +77,21 @@ fn on_model(artifacts: &Artifacts, runtime: Runtime, profile: &str, program: &st
     let mut command = runtime.command(program)?;
     command.env("LD_PRELOAD", artifacts.program(PRELOAD)?).env("VIRTIO_KFD_MODEL", profile);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_that_is_none_is_told_with_those_that_are() {
+        assert_eq!(profile("gfx906").unwrap(), "gfx906");
+        let why = profile("gfx9").unwrap_err().to_string();
+        for known in Profile::known() {
+            assert!(why.contains(known), "{known}: {why}");
+        }
+        assert!(profile("./none.toml").unwrap_err().to_string().contains("./none.toml"));
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../host-vhost/kfd-model/profiles/gfx906.toml");
+        assert!(Path::new(&profile(file).unwrap()).is_absolute());
+    }
 }

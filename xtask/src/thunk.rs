@@ -33,10 +33,11 @@ pub fn link(workspace: &Workspace) -> Result<PathBuf> {
     let place = workspace.thunk();
     let directory = place.parent().context("the library's directory")?;
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-    let script = directory.join("libhsakmt.ver");
+    // Linked beside its place and renamed: a running program may have the old one mapped, and another link may run.
+    let own = beside(directory)?;
+    let script = own.path().join("libhsakmt.ver");
     fs::write(&script, version_script(&names)).with_context(|| format!("write {}", script.display()))?;
-    // Linked beside its place and renamed: a running program may have the old one mapped.
-    let fresh = directory.join("libhsakmt.so.1.new");
+    let fresh = own.path().join("libhsakmt.so.1");
     let mut command = Command::new("cc");
     command.args([
         "-shared",
@@ -54,6 +55,12 @@ pub fn link(workspace: &Workspace) -> Result<PathBuf> {
     fs::rename(&fresh, &place).with_context(|| format!("move to {}", place.display()))?;
     eprintln!("link-thunk: {} with {} symbols", place.display(), names.len());
     Ok(place)
+}
+
+/// A directory that no other link uses, on the same file system as the library's. It goes with what it returns.
+fn beside(directory: &Path) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix("link-").tempdir_in(directory);
+    made.with_context(|| format!("a directory in {}", directory.display()))
 }
 
 /// Functions that a replaced library exports and ours does not, by package set. The sets must be in the cache.
@@ -133,6 +140,23 @@ mod tests {
             text,
             "HSAKMT_1 {\nglobal:\n    hsaKmtCloseKFD;\n    hsaKmtOpenKFD;\nlocal:\n    *;\n};\n"
         );
+    }
+
+    #[test]
+    fn two_links_at_a_time_have_places_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, two) = (beside(directory.path()).unwrap(), beside(directory.path()).unwrap());
+        for own in [&one, &two] {
+            fs::write(own.path().join("libhsakmt.so.1"), format!("{}", own.path().display())).unwrap();
+        }
+        for own in [one, two] {
+            let fresh = own.path().join("libhsakmt.so.1");
+            assert_eq!(fs::read_to_string(&fresh).unwrap(), format!("{}", own.path().display()));
+            fs::rename(&fresh, directory.path().join("libhsakmt.so.1")).unwrap();
+        }
+        let left: Vec<_> =
+            fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["libhsakmt.so.1"], "and leave nothing");
     }
 
     #[test]
