@@ -349,6 +349,14 @@ impl KfdService for Model {
         }
     }
 
+    fn mapped(&self, file: FileId, request: &MapRequest, address: u64) {
+        let shared = request.flags & libc::MAP_SHARED != 0;
+        let rings = shared && MmapType::of(request.offset) == MmapType::Doorbell;
+        if rings && self.file(file) == Ok(OpenFile::Kfd) {
+            self.process.engines.doorbells_mapped(address, DOORBELL_SLICE_SIZE_GFX9);
+        }
+    }
+
     /// The process's state stays when its last descriptor is closed, as amdkfd keeps it until the address space is
     /// gone; a render node that it took stays taken.
     fn release(&self, file: FileId) {

@@ -34,7 +34,10 @@ pub enum Role {
     /// The device: vhost-user and the channels; no file is opened and no process started any more.
     Device,
     /// The supervisor: it starts workers, which inherit its filter, so only what none of them ever needs is denied.
-    Supervisor,
+    Supervisor {
+        /// Whether its workers have the KFD model under them. A production host never sets this.
+        model: bool,
+    },
 }
 
 /// What the sandbox consists of, for the log.
@@ -126,8 +129,11 @@ pub fn enter(role: Role) -> Result<Report, SandboxError> {
             let allowed_calls = Some(seccomp::confine("device", &lists::device())?);
             Ok(Report { capabilities, files: Some(files), allowed_calls })
         }
-        Role::Supervisor => {
-            seccomp::deny("supervisor", lists::never())?;
+        Role::Supervisor { model } => {
+            match model {
+                true => seccomp::deny("supervisor", &lists::never_with_model())?,
+                false => seccomp::deny("supervisor", lists::never())?,
+            }
             Ok(Report { capabilities, files: None, allowed_calls: None })
         }
     }

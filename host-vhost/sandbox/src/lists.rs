@@ -7,7 +7,7 @@ mod worker;
 
 pub use device::device;
 pub use model::model;
-pub use never::never;
+pub use never::{never, never_with_model};
 pub use worker::worker;
 
 use crate::seccomp::{Check, Rule, rule};

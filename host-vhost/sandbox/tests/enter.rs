@@ -14,6 +14,7 @@ use kfd_sandbox::{Role, enter, files, privileges};
 use nix::unistd::{Uid, setuid};
 
 const WORKER: Role = Role::Worker { channel: 3, model: false };
+const SUPERVISOR: Role = Role::Supervisor { model: false };
 
 /// Root and an ordinary user where the test runs as root, else the user alone.
 fn users() -> Vec<Option<Uid>> {
@@ -32,7 +33,7 @@ fn as_user(user: Option<Uid>, body: impl FnOnce() -> u8) -> Outcome {
 #[test]
 fn every_role_can_be_entered_by_every_user() {
     for user in users() {
-        for role in [WORKER, Role::Worker { channel: 3, model: true }, Role::Device, Role::Supervisor] {
+        for role in [WORKER, Role::Worker { channel: 3, model: true }, Role::Device, SUPERVISOR] {
             let outcome = as_user(user, || match enter(role) {
                 Ok(_) => 0,
                 Err(error) => {
@@ -95,7 +96,7 @@ fn a_confined_worker_dies_where_it_opens_a_file() {
 #[test]
 fn a_supervisor_still_starts_processes() {
     let outcome = run(|| {
-        enter(Role::Supervisor).unwrap();
+        enter(SUPERVISOR).unwrap();
         let status = std::process::Command::new("/bin/sh").args(["-c", "exit 7"]).status().unwrap();
         u8::try_from(status.code().unwrap()).unwrap()
     });

@@ -5,7 +5,7 @@
 mod child;
 
 use child::{Outcome, call, fitting, near_misses, permits, run};
-use kfd_sandbox::lists::{device, model, never, worker};
+use kfd_sandbox::lists::{device, model, never, never_with_model, worker};
 use kfd_sandbox::seccomp::{Rule, allow_list, deny_list, no_clone3};
 use seccompiler::{BpfProgram, apply_filter};
 
@@ -142,4 +142,15 @@ fn the_deny_list_kills_what_it_names_and_nothing_else() {
     for number in [libc::SYS_openat, libc::SYS_execve, libc::SYS_wait4, libc::SYS_prctl] {
         assert!(matches!(call(&programs, number, [u64::MAX; 6]), Outcome::Exited(_)), "{number}");
     }
+}
+
+#[test]
+fn the_model_takes_one_call_off_the_deny_list() {
+    let with_model = never_with_model();
+    let without: Vec<&str> =
+        never().iter().filter(|call| !with_model.contains(call)).map(|(_, name)| *name).collect();
+    assert_eq!((without.as_slice(), with_model.len() + 1), (["SYS_userfaultfd"].as_slice(), never().len()));
+    // What a worker on the model may do of it; without the model the call is on no list of what is allowed.
+    let programs = [deny_list(&with_model).unwrap()];
+    assert!(matches!(call(&programs, libc::SYS_userfaultfd, [1, 0, 0, 0, 0, 0]), Outcome::Exited(_)));
 }

@@ -154,6 +154,10 @@ pub trait KfdService: Send + Sync + 'static {
     /// Says what an `mmap` of the device file shows.
     fn mmap(&self, file: FileId, request: &MapRequest) -> Result<MapSource>;
 
+    /// What [`mmap`](Self::mmap) said has been mapped, at `address`. A map may go without a word: the front end does not
+    /// see `munmap`.
+    fn mapped(&self, _file: FileId, _request: &MapRequest, _address: u64) {}
+
     /// The last descriptor of this open file description in this process is gone.
     fn release(&self, file: FileId);
 

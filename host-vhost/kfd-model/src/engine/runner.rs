@@ -2,13 +2,15 @@
 //!
 //! A write to a doorbell page wakes nobody, so somebody has to look. A queue's thread does for a moment after its last
 //! packet, then it sleeps, and one thread for all queues (the watch) looks at the doorbells of those that sleep: every
-//! 50 µs at first, once in a millisecond when nothing happened for a while. A queue that slept for long has no thread
+//! 50 µs at first, once in a millisecond when nothing happened for a while. When nothing happens for longer, doorbells
+//! trap ([`trap`]) and the watch sleeps as well. A queue that slept for long has no thread
 //! at all. With the last queue the watch ends.
 //!
 //! A processor that waits for memory is tried again at once, then in growing intervals, and whenever
 //! another queue has come to the end of what it had to do.
 
 mod queue;
+mod trap;
 mod watch;
 
 use std::io;
@@ -21,6 +23,8 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 
 use queue::Inner;
 pub use queue::Queue;
+
+use trap::Trap;
 
 use super::{Context, Dispatcher, Failure, Memory, Processor, World};
 
@@ -60,6 +64,10 @@ pub struct Patience {
     pub shortest: Duration,
     /// Longest pause between two looks. Where many queues wait for memory, theirs are longer in proportion.
     pub longest: Duration,
+    /// After so long without a ring doorbells trap, where they can.
+    pub still: Duration,
+    /// The pause between two looks at doorbells that trap.
+    pub trapped: Duration,
 }
 
 impl Default for Patience {
@@ -69,6 +77,8 @@ impl Default for Patience {
             linger: Duration::from_secs(1),
             shortest: Duration::from_micros(50),
             longest: Duration::from_millis(1),
+            still: Duration::from_millis(100),
+            trapped: Duration::from_millis(250),
         }
     }
 }
@@ -88,6 +98,7 @@ struct Shared {
     look: Condvar,
     /// Queues that wait for memory.
     waiting: AtomicUsize,
+    trap: Arc<Trap>,
 }
 
 #[derive(Default)]
@@ -128,6 +139,7 @@ impl Engines {
             registry: Mutex::default(),
             look: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            trap: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -186,10 +198,21 @@ impl Engines {
         started.map(|()| queue)
     }
 
-    /// Looks at all doorbells now: for whoever writes one and knows it.
+    /// Looks at all doorbells now, and closely for a while: for whoever writes one and knows it.
     pub fn rang(&self) {
-        lock(&self.shared.registry).rang = true;
-        self.shared.look.notify_all();
+        self.shared.rang();
+    }
+
+    /// The process has mapped doorbells there, `length` bytes in whole pages. While it rings none of its doorbells for long,
+    /// stores to them trap instead of being looked for.
+    pub fn doorbells_mapped(&self, address: u64, length: u64) {
+        let shared = Arc::downgrade(&self.shared);
+        let heard = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.rang();
+            }
+        };
+        self.shared.trap.add(address, length, Box::new(heard));
     }
 
     /// How many queues there are.
@@ -210,6 +233,11 @@ impl core::fmt::Debug for Engines {
 }
 
 impl Shared {
+    fn rang(&self) {
+        lock(&self.registry).rang = true;
+        self.look.notify_all();
+    }
+
     /// Has queues that wait for memory look again.
     fn memory_changed(self: &Arc<Self>) {
         if self.waiting.load(Ordering::Relaxed) == 0 {

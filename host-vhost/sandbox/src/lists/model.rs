@@ -2,6 +2,15 @@
 
 use crate::seccomp::{Check, Rule, rule};
 
+/// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: faults of the process's own code, none of the kernel's.
+const USER_MODE_ONLY: i32 = 1;
+/// `UFFDIO_API`
+const UFFDIO_API: u32 = 0xc018_aa3f;
+/// `UFFDIO_REGISTER`
+const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+/// `UFFDIO_WRITEPROTECT`
+const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
+
 /// What the KFD model does in the worker's process beyond what a worker may do: the memory of its GPU lies in memfds,
 /// it reads ioctl arguments as the kernel would, and its queues wait with time-outs.
 pub fn model() -> Vec<Rule> {
@@ -29,5 +38,14 @@ pub fn model() -> Vec<Rule> {
         rule!(SYS_process_vm_writev, "ioctl arguments", own),
         rule!(SYS_getpid, "which process it is in"),
         rule!(SYS_clock_nanosleep, "pace of its queues"),
+        rule!(
+            SYS_userfaultfd,
+            "doorbells that trap while they are still",
+            Check::Is(0, (libc::O_CLOEXEC | USER_MODE_ONLY).cast_unsigned())
+        ),
+        rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_API)),
+        rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_REGISTER)),
+        rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_WRITEPROTECT)),
+        rule!(SYS_read, "the same; a worker has no other descriptor that is read"),
     ]
 }

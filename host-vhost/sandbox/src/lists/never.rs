@@ -4,6 +4,12 @@ macro_rules! calls {
     ($($name:ident),* $(,)?) => { &[$((libc::$name, stringify!($name))),*] };
 }
 
+/// What is denied to a supervisor whose workers have the KFD model under them: userfaultfd is not, which the
+/// [model](super::model) may use.
+pub fn never_with_model() -> Vec<(i64, &'static str)> {
+    never().iter().copied().filter(|(number, _)| *number != libc::SYS_userfaultfd).collect()
+}
+
 /// Calls that are denied to the supervisor and so to all that it starts: other processes' memory, the kernel
 /// itself, name spaces and mounts, and interfaces with a large surface that none of them uses.
 pub fn never() -> &'static [(i64, &'static str)] {

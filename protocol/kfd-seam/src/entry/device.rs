@@ -83,7 +83,15 @@ pub unsafe fn mmap(
         let offset = i64::try_from(source.offset).map_err(|_| Errno::EINVAL)?;
         let file = source.file.as_raw_fd();
         let mapped = kernel!(SYS_mmap, address, length, protection, flags, file, offset);
-        if mapped == -1 { Err(Errno::last()) } else { Ok(mapped as *mut c_void) }
+        if mapped == -1 {
+            return Err(Errno::last());
+        }
+        // The map is there and the program gets it, whatever becomes of the call.
+        let _ = device.instance.call(|service| {
+            service.mapped(device.file, &request, mapped as u64);
+            Ok(())
+        });
+        Ok(mapped as *mut c_void)
     });
     trace::mmap(fd, &request, &result);
     saved.finish(result, libc::MAP_FAILED)

@@ -165,6 +165,11 @@ impl Inner {
         sleeps && self.doorbell.value() != self.seen.load(Ordering::Acquire)
     }
 
+    /// It does nothing before its doorbell rings.
+    pub(super) fn is_quiet(&self) -> bool {
+        (self.asleep.load(Ordering::Acquire) && !self.waiting.load(Ordering::Acquire)) || self.is_stopped()
+    }
+
     /// No step may begin.
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || self.is_evicted()

@@ -69,6 +69,8 @@ fn short() -> Engines {
         linger: Duration::from_millis(1),
         shortest: Duration::from_micros(10),
         longest: Duration::from_micros(100),
+        still: Duration::from_millis(1),
+        trapped: Duration::from_secs(3600),
     })
 }
 
