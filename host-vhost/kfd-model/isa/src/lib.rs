@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bus;
+pub mod stop;
 mod decode;
 pub mod group;
 pub mod inst;

@@ -1,6 +1,7 @@
 //! Why a wave cannot go on.
 
 use crate::bus::BusFault;
+use crate::op::Op;
 
 /// Why an instruction was not executed. The wave's PC is behind the instruction then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,8 +10,11 @@ pub enum Stop {
     #[error("the instruction is illegal")]
     Illegal,
     /// An instruction that there is and that is not implemented here.
-    #[error("the instruction is not implemented")]
-    NotSupported,
+    #[error("{name} is not implemented")]
+    NotSupported {
+        /// Its mnemonic.
+        name: &'static str,
+    },
     /// An access to memory failed.
     #[error(transparent)]
     Fault(#[from] BusFault),
@@ -26,4 +30,12 @@ pub enum Stop {
         /// Number of the trap.
         id: u8,
     },
+}
+
+impl Stop {
+    /// An opcode that is not implemented.
+    #[cold]
+    pub fn not_supported(op: Op) -> Self {
+        Self::NotSupported { name: op.row().name }
+    }
 }

@@ -165,6 +165,29 @@ const fn denorm(bits: u32) -> Denorm {
     Denorm { flush_in: bits & 1 == 0, flush_out: bits & 2 == 0 }
 }
 
+/// The ranges of flat addresses that lead to LDS and to private memory, as SRC_SHARED_BASE and its kin show them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Apertures {
+    /// First address of LDS.
+    pub shared_base: u64,
+    /// Last address of LDS.
+    pub shared_limit: u64,
+    /// First address of private memory.
+    pub private_base: u64,
+    /// Last address of private memory.
+    pub private_limit: u64,
+}
+
+impl Default for Apertures {
+    /// What the amdgpu driver sets up for a compute process on GFX9 (`kfd_init_apertures_v9`).
+    fn default() -> Self {
+        let range = |base: u64| (base, base | 0xffff_ffff);
+        let (shared_base, shared_limit) = range(1 << 48);
+        let (private_base, private_limit) = range(2 << 48);
+        Apertures { shared_base, shared_limit, private_base, private_limit }
+    }
+}
+
 /// The registers of one wave.
 #[derive(Clone)]
 pub struct Wave {
@@ -180,6 +203,8 @@ pub struct Wave {
     pub status: u32,
     /// TRAPSTS.
     pub trapsts: u32,
+    /// Where LDS and private memory appear among flat addresses.
+    pub apertures: Apertures,
     vgpr: Box<[Row; VGPRS]>,
     /// The EXEC value that `mask` was made for.
     mask_exec: u64,
@@ -197,6 +222,7 @@ impl Wave {
             mode: Mode::COMPUTE,
             status: 0,
             trapsts: 0,
+            apertures: Apertures::default(),
             vgpr: zeroed_rows(),
             mask_exec: u64::MAX,
             mask: Row::splat(u32::MAX),

@@ -75,30 +75,20 @@ pub fn ldexp32(value: f32, power: i32) -> f32 {
 #[inline(always)]
 pub fn ldexp64(value: f64, power: i32) -> f64 {
     let two = |power: i32| f64::from_bits(((1023 + power) as u64) << 52);
-    let power = power.clamp(-2200, 2200);
-    if power >= 0 {
-        let first = power.min(1000);
-        let second = (power - first).min(1000);
-        return value * two(first) * two(second) * two(power - first - second);
-    }
-    // Downwards only the last step may round. A denormal value is made normal first, exactly, and every step but the
-    // last stops 2^53 above the smallest normal number.
-    let (value, power) = (value * two(54), power - 54);
-    let mut rest = power;
+    let mut rest = power.clamp(-2200, 2200);
     let mut result = value;
-    while rest < -960 {
-        let exponent = (result.to_bits() >> 52 & 0x7ff) as i32;
-        // So far down that the step is exact.
-        let step = (exponent - 60).clamp(0, -rest - 500);
-        if step == 0 {
-            // Less than a third of the smallest denormal whatever comes: zero of the same sign.
-            return result * two(-1000) * two(-1000);
+    // At most two steps before the last one. Upwards they are exact or overflow; downwards they leave 53 bits above the
+    // smallest normal number, so that a step that rounds leaves nothing for the last one but zero.
+    for _ in 0..2 {
+        if rest > 1023 {
+            result *= two(1023);
+            rest -= 1023;
+        } else if rest < -1022 {
+            result *= two(-969);
+            rest += 969;
         }
-        let now = step.min(1000);
-        result *= two(-now);
-        rest += now;
     }
-    result * two(rest)
+    result * two(rest.clamp(-1022, 1023))
 }
 
 /// V_FRACT_F32: value - floor(value), below 1.

@@ -117,6 +117,14 @@ fn round_odd64(sum: f64, error: f64, factor: f64) -> f64 {
     f64::from_bits(cut | 1)
 }
 
+/// a * b + c in f64 with the last bit set if it is inexact, so that one more rounding to 51 bits or fewer gives what a
+/// single one would.
+#[inline(always)]
+pub fn fma_to_odd(a: f32, b: f32, c: f32) -> f64 {
+    let (sum, error) = fused64(a, b, c);
+    round_odd64(sum, error, 1.0)
+}
+
 /// V_DIV_FMAS_F64; see [`fmas32`].
 pub fn fmas64(a: f64, b: f64, c: f64, scaled: bool) -> f64 {
     let sum = a.mul_add(b, c);
@@ -151,11 +159,16 @@ pub fn fixup32(quotient: f32, denominator: f32, numerator: f32) -> f32 {
         quiet32(numerator)
     } else if denominator.is_nan() {
         quiet32(denominator)
-    } else if (denominator == 0.0 && numerator == 0.0) || (denominator.is_infinite() && numerator.is_infinite()) {
+    } else if (denominator == 0.0 && numerator == 0.0)
+        || (denominator.is_infinite() && numerator.is_infinite())
+    {
         f32::from_bits(NAN32)
     } else if denominator == 0.0 || numerator.is_infinite() {
         signed(f32::INFINITY)
-    } else if denominator.is_infinite() || numerator == 0.0 || exponent32(numerator) - exponent32(denominator) < -150 {
+    } else if denominator.is_infinite()
+        || numerator == 0.0
+        || exponent32(numerator) - exponent32(denominator) < -150
+    {
         signed(0.0)
     } else {
         signed(quotient)
@@ -170,11 +183,16 @@ pub fn fixup64(quotient: f64, denominator: f64, numerator: f64) -> f64 {
         quiet64(numerator)
     } else if denominator.is_nan() {
         quiet64(denominator)
-    } else if (denominator == 0.0 && numerator == 0.0) || (denominator.is_infinite() && numerator.is_infinite()) {
+    } else if (denominator == 0.0 && numerator == 0.0)
+        || (denominator.is_infinite() && numerator.is_infinite())
+    {
         f64::from_bits(NAN64)
     } else if denominator == 0.0 || numerator.is_infinite() {
         signed(f64::INFINITY)
-    } else if denominator.is_infinite() || numerator == 0.0 || exponent64(numerator) - exponent64(denominator) < -1075 {
+    } else if denominator.is_infinite()
+        || numerator == 0.0
+        || exponent64(numerator) - exponent64(denominator) < -1075
+    {
         signed(0.0)
     } else {
         signed(quotient)
@@ -189,7 +207,9 @@ pub fn fixup16(quotient: f32, denominator: f32, numerator: f32) -> f32 {
         quiet32(numerator)
     } else if denominator.is_nan() {
         quiet32(denominator)
-    } else if (denominator == 0.0 && numerator == 0.0) || (denominator.is_infinite() && numerator.is_infinite()) {
+    } else if (denominator == 0.0 && numerator == 0.0)
+        || (denominator.is_infinite() && numerator.is_infinite())
+    {
         f32::from_bits(NAN32)
     } else if denominator == 0.0 || numerator.is_infinite() {
         signed(f32::INFINITY)

@@ -45,7 +45,7 @@ pub fn to_odd(value: f64) -> f32 {
     let back = f64::from(near);
     let bits = near.to_bits();
     let cut = if back.abs() > value.abs() { bits.wrapping_sub(1) } else { bits };
-    f32::from_bits(if back != value && value == value { cut | 1 } else { bits })
+    f32::from_bits(if back != value && !value.is_nan() { cut | 1 } else { bits })
 }
 
 /// The f16 with denormals replaced by zeros of the same sign.
