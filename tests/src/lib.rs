@@ -7,6 +7,8 @@ pub mod accel;
 pub mod artifacts;
 pub mod c_program;
 pub mod conformance;
+pub mod cpu_time;
+pub mod gpu_program;
 pub mod gpu_view;
 pub mod guest;
 pub mod host;
@@ -22,6 +24,7 @@ pub mod vm;
 
 pub use artifacts::Artifacts;
 pub use c_program::CProgram;
+pub use gpu_program::GpuPrograms;
 pub use guest::{Command, Guest, Output};
 pub use host::Daemon;
 pub use native::Under;
