@@ -1,5 +1,7 @@
 //! One decoded instruction and its parts.
 
+mod text;
+
 use bitflags::bitflags;
 
 use crate::op::{Encoding, Kind, Op};

@@ -1,7 +1,7 @@
 //! SMEM, DS, FLAT, GLOBAL, SCRATCH, MUBUF.
 
 use super::{DecodeError, Raw, bit, bits, byte, empty, reserved};
-use crate::inst::{Dst, Inst, MemFlags, Src};
+use crate::inst::{Inst, MemFlags, Src};
 use crate::op::{Encoding, Kind, Op, Traits};
 
 /// The value of SADDR that says that there is none.
@@ -76,7 +76,7 @@ pub(super) fn ds(raw: &Raw) -> Result<Inst, DecodeError> {
     let (word, second) = (raw.word, raw.second()?);
     let op = raw.op(Encoding::Ds, bits(word, 17, 8))?;
     let mut inst = empty(op, Encoding::Ds, 2);
-    let (mut used, mut used_second) = (0xfffe_0000, 0);
+    let (mut used, mut used_second) = (0xfdfe_0000, 0);
     if op != Op::DsNop {
         used |= 0xffff;
         inst.imm = bits(word, 0, 16) as i32;
@@ -126,12 +126,12 @@ pub(super) fn flat(raw: &Raw) -> Result<Inst, DecodeError> {
     let saddr = bits(second, 16, 7);
     let used = if encoding == Encoding::Flat {
         inst.imm = bits(word, 0, 12) as i32;
-        0xffff_cfff
+        0xfdff_cfff
     } else {
         // 13 bits with sign.
         inst.imm = (word << 19) as i32 >> 19;
         used_second |= NO_SADDR << 16;
-        0xffff_dfff
+        0xfdff_dfff
     };
     let has_saddr = encoding != Encoding::Flat && saddr != NO_SADDR;
     if has_saddr {
@@ -163,11 +163,11 @@ pub(super) fn mubuf(raw: &Raw) -> Result<Inst, DecodeError> {
     let mut inst = empty(op, Encoding::Mubuf, 2);
     if op.row().src.is_empty() {
         // Cache control.
-        raw.only(op, 0xfffc_0000)?;
+        raw.only(op, 0xfdfc_0000)?;
         reserved(op, 1, second, 0)?;
         return Ok(inst);
     }
-    let mut used = 0xfffc_0fff | 1 << 14 | 1 << 17;
+    let mut used = 0xfdfc_0fff | 1 << 14 | 1 << 17;
     let mut used_second = 0xff1f_0000;
     inst.imm = bits(word, 0, 12) as i32;
     inst.flags = flags(
@@ -199,7 +199,8 @@ pub(super) fn mubuf(raw: &Raw) -> Result<Inst, DecodeError> {
         return Err(raw.field(op, "LDS", 0));
     }
     let to_lds = inst.flags.contains(MemFlags::LDS);
-    if !to_lds {
+    // Only loads have a result that can fail.
+    if !to_lds && op.src(1) == Kind::None && op.dst() != Kind::None {
         used_second |= 1 << 23;
     }
     let vdata = bits(second, 8, 8);
@@ -210,6 +211,10 @@ pub(super) fn mubuf(raw: &Raw) -> Result<Inst, DecodeError> {
     if returns(op, inst.flags) {
         used_second |= 0xff << 8;
         inst.dst = raw.vector_dst(op, "VDATA", vdata, op.dst())?;
+        // The register after the data says whether it failed.
+        if inst.flags.contains(MemFlags::TFE) && vdata + u32::from(op.dst().registers()) > 255 {
+            return Err(raw.field(op, "VDATA", vdata));
+        }
     }
     inst.src[2] = match raw.source(op, "SOFFSET", bits(second, 24, 8), Kind::I32)? {
         Src::Literal(_) | Src::LdsDirect => return Err(raw.field(op, "SOFFSET", bits(second, 24, 8))),
@@ -218,8 +223,5 @@ pub(super) fn mubuf(raw: &Raw) -> Result<Inst, DecodeError> {
     inst.src[3] = Src::Sgpr(raw.scalar(op, "SRSRC", u32::from(byte(second, 16, 5)) << 2, Kind::B128)?);
     raw.only(op, used)?;
     reserved(op, 1, second, used_second)?;
-    if inst.flags.contains(MemFlags::TFE) && inst.dst == Dst::None {
-        return Err(raw.field(op, "TFE", 1));
-    }
     Ok(inst)
 }

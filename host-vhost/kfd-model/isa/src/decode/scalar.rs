@@ -28,7 +28,14 @@ pub(super) fn sop1(raw: &Raw) -> Result<Inst, DecodeError> {
     }
     if op.src(0) != Kind::None {
         used |= 0xff;
-        inst.src[0] = source(raw, &mut inst, "SSRC0", bits(raw.word, 0, 8), 0)?;
+        let code = bits(raw.word, 0, 8);
+        inst.src[0] = source(raw, &mut inst, "SSRC0", code, 0)?;
+        // These take registers only.
+        if matches!(op, Op::SMovrelsB32 | Op::SMovrelsB64 | Op::SRfeB64)
+            && !matches!(inst.src[0], Src::Sgpr(_))
+        {
+            return Err(raw.field(op, "SSRC0", code));
+        }
     }
     raw.only(op, used)?;
     Ok(inst)

@@ -247,7 +247,7 @@ fn float_sources(op: Op) -> u8 {
     if op.has(Traits::NEG_ABS) {
         return 3;
     }
-    (0..3).filter(|n| op.src(*n).is_float()).fold(0, |mask, n| mask | 1 << n)
+    (0..field_count(op)).filter(|n| op.src(*n).is_float()).fold(0, |mask, n| mask | 1 << n)
 }
 
 /// How many sources are in fields of a VOP3 instruction; an accumulator is not.
@@ -270,7 +270,7 @@ fn long_sources(raw: &Raw, inst: &mut Inst, second: u32) -> Result<u32, DecodeEr
         let found = raw.source(op, field, code, op.src(n))?;
         let is_allowed = match op {
             Op::VReadlaneB32 if n == 0 => matches!(found, Src::Vgpr(_)),
-            Op::VReadlaneB32 | Op::VWritelaneB32 => matches!(found, Src::Sgpr(_) | Src::Int(_)),
+            Op::VReadlaneB32 | Op::VWritelaneB32 => !matches!(found, Src::Vgpr(_) | Src::LdsDirect),
             _ if op.src(n) == Kind::Mask => matches!(found, Src::Sgpr(_)),
             _ => n == 0 || found != Src::LdsDirect,
         };

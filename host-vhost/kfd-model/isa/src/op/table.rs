@@ -411,7 +411,7 @@ macro_rules! all_opcodes {
         0x30 VMaxI16 "v_max_i16" I16 [I16 I16] (E64 SDWA DPP) ALL;
         0x31 VMinU16 "v_min_u16" I16 [I16 I16] (E64 SDWA DPP) ALL;
         0x32 VMinI16 "v_min_i16" I16 [I16 I16] (E64 SDWA DPP) ALL;
-        0x33 VLdexpF16 "v_ldexp_f16" F16 [F16 I16] (E64 CLAMP OMOD SDWA SDWA_OMOD DPP) ALL;
+        0x33 VLdexpF16 "v_ldexp_f16" F16 [F16 I32] (E64 CLAMP OMOD SDWA SDWA_OMOD DPP) ALL;
         0x34 VAddU32 "v_add_u32" I32 [I32 I32] (E64 CLAMP SDWA DPP) ALL;
         0x35 VSubU32 "v_sub_u32" I32 [I32 I32] (E64 CLAMP SDWA DPP) ALL;
         0x36 VSubrevU32 "v_subrev_u32" I32 [I32 I32] (E64 CLAMP SDWA DPP) ALL;
