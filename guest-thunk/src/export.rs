@@ -4,6 +4,7 @@
 pub mod debug;
 pub mod event;
 pub mod graphics;
+pub mod libdrm;
 pub mod memory;
 pub mod open;
 pub mod pointer;
@@ -60,8 +61,11 @@ pub const EXPORTS: &[&[Export]] = &[
     profile::EXPORTS,
 ];
 
-/// The functions of libdrm and libdrm_amdgpu that a runtime calls with our device handles.
-pub const LIBDRM: &[&str] = render::LIBDRM;
+/// The functions of libdrm and libdrm_amdgpu that work with our handles.
+pub const LIBDRM: &[&[&str]] = &[render::LIBDRM, libdrm::DONE];
+
+/// Those that answer `-EOPNOTSUPP` for our handles.
+pub const LIBDRM_REFUSED: &[&str] = libdrm::REFUSED;
 
 /// Runs a call's logic. Nothing unwinds into C.
 fn boundary(name: &'static str, logic: impl FnOnce() -> Outcome<()>) -> HsakmtStatus {

@@ -1,7 +1,8 @@
 //! The exported symbols against the lists in golden/, which were read from Debian's libraries: `libhsakmt-*.txt` are the
 //! exports of AMD's library (bookworm 5.2.3, trixie 6.2.4), `libdrm-*.txt` the functions of libdrm and libdrm_amdgpu
 //! that trixie's libhsa-runtime64 imports and calls with device handles of the thunk; `libdrm-besides.txt` those that it
-//! looks up by name (`amdgpu_device_get_fd`), or whose counterpart it imports.
+//! looks up by name (`amdgpu_device_get_fd`), or whose counterpart it imports; `libdrm-2.4.124-with-handles.txt` all others
+//! whose first argument is the handle of a device or a buffer, by trixie's amdgpu.h.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use guest_thunk::export::{EXPORTS, LIBDRM};
+use guest_thunk::export::{EXPORTS, LIBDRM, LIBDRM_REFUSED};
 use object::Endianness;
 use object::elf::{FileHeader64, SHT_DYNSYM};
 use object::read::elf::{FileHeader, Sym};
@@ -20,7 +21,8 @@ fn golden(name: &str) -> Vec<String> {
 }
 
 fn ours() -> Vec<&'static str> {
-    EXPORTS.iter().copied().flatten().map(|export| export.name).chain(LIBDRM.iter().copied()).collect()
+    let libdrm = LIBDRM.iter().copied().flatten().chain(LIBDRM_REFUSED).copied();
+    EXPORTS.iter().copied().flatten().map(|export| export.name).chain(libdrm).collect()
 }
 
 #[test]
@@ -31,6 +33,7 @@ fn the_table_has_every_function_of_debians_libraries() {
         ("libhsakmt-6.2.4.txt", 88),
         ("libdrm-of-rocr-6.1.2.txt", 7),
         ("libdrm-besides.txt", 2),
+        ("libdrm-2.4.124-with-handles.txt", 53),
     ] {
         let names = golden(list);
         assert_eq!(names.len(), count, "{list}");
@@ -42,11 +45,14 @@ fn the_table_has_every_function_of_debians_libraries() {
 
 #[test]
 fn the_table_has_nothing_else() {
-    let theirs: Vec<String> =
-        ["libhsakmt-5.2.3.txt", "libhsakmt-6.2.4.txt", "libdrm-of-rocr-6.1.2.txt", "libdrm-besides.txt"]
-            .into_iter()
-            .flat_map(golden)
-            .collect();
+    let lists = [
+        "libhsakmt-5.2.3.txt",
+        "libhsakmt-6.2.4.txt",
+        "libdrm-of-rocr-6.1.2.txt",
+        "libdrm-besides.txt",
+        "libdrm-2.4.124-with-handles.txt",
+    ];
+    let theirs: Vec<String> = lists.into_iter().flat_map(golden).collect();
     for name in ours() {
         assert!(theirs.iter().any(|other| other == name), "{name} is in no list");
     }

@@ -5,7 +5,7 @@ use core::fmt::Write;
 use hsakmt_abi::functions::FUNCTIONS;
 use hsakmt_abi::release::Releases;
 
-use super::{EXPORTS, Export, LIBDRM, State};
+use super::{EXPORTS, Export, LIBDRM, LIBDRM_REFUSED, State};
 
 /// The text of docs/coverage.md.
 pub fn coverage_page() -> String {
@@ -48,11 +48,17 @@ pub fn coverage_page() -> String {
     }
     let _ = writeln!(
         page,
-        "\nFor device handles that `hsaKmtGetAMDGPUDeviceHandle` gave out, it also has libdrm's {}; calls with other \
-         handles and descriptors go on to the real library.",
-        LIBDRM.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+        "\nFor device handles that `hsaKmtGetAMDGPUDeviceHandle` gave out, and their buffers, it also has libdrm's {}; calls with \
+         other handles and descriptors go on to the real library. The rest of libdrm_amdgpu that takes such a handle answers \
+         `-EOPNOTSUPP` for it: {}.",
+        list(LIBDRM.iter().copied().flatten()),
+        list(LIBDRM_REFUSED),
     );
     page
+}
+
+fn list<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> String {
+    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 fn exports() -> impl Iterator<Item = &'static Export> {

@@ -46,40 +46,70 @@ pub const LIBDRM: &[&str] = &[
 ];
 
 /// A function of the next library, as an address; 0 where no library has it.
-struct Next {
+pub(super) struct Next {
     name: &'static CStr,
     found: OnceLock<usize>,
 }
 
+/// The libraries that the real functions are in. Whoever has a handle of theirs has loaded them, but perhaps where RTLD_NEXT does
+/// not look: as a need of something that was opened with RTLD_LOCAL, such as a driver of Mesa's.
+const LIBRARIES: [&CStr; 2] = [c"libdrm_amdgpu.so.1", c"libdrm.so.2"];
+
 impl Next {
-    const fn new(name: &'static CStr) -> Self {
+    pub(super) const fn new(name: &'static CStr) -> Self {
         Next { name, found: OnceLock::new() }
     }
 
-    fn address(&self) -> usize {
-        *self.found.get_or_init(|| {
-            // SAFETY: dlsym takes any name; RTLD_NEXT is looked up from this library on.
-            unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.addr()
-        })
+    pub(super) fn address(&self) -> usize {
+        if let Some(found) = self.found.get() {
+            return *found;
+        }
+        // SAFETY: dlsym takes any name; RTLD_NEXT is looked up from this library on.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.addr();
+        let found = if next == 0 { self.elsewhere() } else { next };
+        // Without one, the library may come later.
+        if found != 0 {
+            let _ = self.found.set(found);
+        }
+        found
+    }
+
+    fn elsewhere(&self) -> usize {
+        let find = |library: &CStr| {
+            let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+            // SAFETY: nothing is loaded, so that no initializer runs. What is found stays loaded, for it is never closed.
+            let library = unsafe { libc::dlopen(library.as_ptr(), flags) };
+            if library.is_null() {
+                return 0;
+            }
+            // SAFETY: the handle is that of a library which is loaded.
+            unsafe { libc::dlsym(library, self.name.as_ptr()) }.addr()
+        };
+        LIBRARIES.into_iter().map(find).find(|found| *found != 0).unwrap_or(0)
     }
 }
 
-/// Calls the next library's function of this name and type, or answers `-ENOSYS` where there is none.
+/// Calls the next library's function of this name and type, or answers `-ENOSYS`, or what is said, where there is none.
 macro_rules! pass_on {
-    ($name:literal, fn($($argument:expr => $type:ty),*)) => {{
-        static NEXT: Next = Next::new($name);
+    ($name:expr, fn($($argument:expr => $type:ty),*)) => {
+        pass_on!($name, fn($($argument => $type),*) -> c_int, -libc::ENOSYS)
+    };
+    ($name:expr, fn($($argument:expr => $type:ty),*) -> $result:ty, $without:expr) => {{
+        static NEXT: $crate::export::render::Next = $crate::export::render::Next::new($name);
         match NEXT.address() {
-            0 => -libc::ENOSYS,
+            0 => $without,
             address => {
                 let address = std::ptr::with_exposed_provenance::<c_void>(address);
                 // SAFETY: the name is libdrm's, whose ABI gives the function this type.
-                let next = unsafe { transmute::<*const c_void, unsafe extern "C" fn($($type),*) -> c_int>(address) };
+                let next = unsafe { transmute::<*const c_void, unsafe extern "C" fn($($type),*) -> $result>(address) };
                 // SAFETY: the arguments are those that the caller made for this very function.
                 unsafe { next($($argument),*) }
             }
         }
     }};
 }
+
+pub(super) use pass_on;
 
 /// What the functions of libdrm answer: 0 or a negative errno.
 fn libdrm(name: &str, logic: impl FnOnce() -> Outcome<()>) -> c_int {
@@ -114,7 +144,7 @@ pub unsafe extern "C" fn amdgpu_query_gpu_info(dev: Address, info: Out<AmdgpuGpu
 }
 
 /// What the functions on buffers answer: 0 or a negative errno.
-fn on_bo(name: &str, logic: impl FnOnce() -> Result<(), Failure>) -> c_int {
+pub(super) fn on_bo(name: &str, logic: impl FnOnce() -> Result<(), Failure>) -> c_int {
     match catch_unwind(AssertUnwindSafe(logic)) {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => {
@@ -125,7 +155,7 @@ fn on_bo(name: &str, logic: impl FnOnce() -> Result<(), Failure>) -> c_int {
     }
 }
 
-fn missing(parameter: &'static str) -> Failure {
+pub(super) fn missing(parameter: &'static str) -> Failure {
     Failure::invalid(format!("{parameter} is NULL"))
 }
 

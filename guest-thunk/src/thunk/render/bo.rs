@@ -303,6 +303,14 @@ impl Bos {
         })
     }
 
+    /// `amdgpu_bo_inc_ref`
+    pub fn add_reference(&self, handle: u64) -> Result<()> {
+        self.with(handle, |bo| {
+            bo.references = bo.references.saturating_add(1);
+            Ok(())
+        })
+    }
+
     /// `amdgpu_bo_free`
     pub fn free(&self, client: &Client, handle: u64) -> Result<()> {
         let mut all = lock(&self.all);

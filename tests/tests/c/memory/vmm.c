@@ -298,6 +298,10 @@ static void virtual_memory(uint64_t size) {
     operate(bo, "bo", 0, size, va, 0, AMDGPU_VA_OP_UNMAP);
     line("unmapped: %d", gpu_faults(0, va));
     gpu_sees(0, va + 2 * size, 16, 52);
+    // Each reference is given back by itself.
+    amdgpu_bo_inc_ref(bo);
+    line("free with another reference = %s", answer(amdgpu_bo_free(bo)));
+    gpu_sees(0, va + 2 * size, 16, 52);
     // What is still mapped goes with the buffer.
     line("free = %s", answer(amdgpu_bo_free(bo)));
     line("the piece after free: %d", gpu_faults(0, va + 2 * size));
@@ -348,8 +352,28 @@ void section_drm_file(void) {
     drop("va", va, size);
 }
 
+// What a program may ask of the device besides.
+static void questions(void) {
+    heading("questions about the device");
+    uint32_t word = 0x77, count = 0x77, version = 0x77, feature = 0x77;
+    int result = amdgpu_query_info(device(0), AMDGPU_INFO_ACCEL_WORKING, sizeof word, &word);
+    line("acceleration works = %s, %#x", answer(result), word);
+    struct drm_amdgpu_info_device known;
+    memset(&known, 0, sizeof known);
+    result = amdgpu_query_info(device(0), AMDGPU_INFO_DEV_INFO, sizeof known, &known);
+    line("device = %s, id %#x, family %u", answer(result), known.device_id, known.family);
+    result = amdgpu_query_hw_ip_count(device(0), AMDGPU_HW_IP_COMPUTE, &count);
+    line("compute blocks = %s, %#x", answer(result), count);
+    result = amdgpu_query_firmware_version(device(0), AMDGPU_INFO_FW_GFX_MEC, 0, 0, &version, &feature);
+    line("firmware of the MEC = %s, %#x, %#x", answer(result), version, feature);
+    // GB_ADDR_CONFIG, which ROCr reads too.
+    result = amdgpu_read_mm_registers(device(0), 0x263e, 1, 0xffffffff, 0, &word);
+    line("a register = %s, %#x", answer(result), word);
+}
+
 void section_drm(void) {
     HSAuint64 before = 0, after = 0;
+    questions();
     hsaKmtAvailableMemory(machine.gpu[0], &before);
     virtual_memory(2 * MIB);
     heading("200 rounds");
