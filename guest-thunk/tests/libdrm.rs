@@ -10,6 +10,14 @@ use std::ptr::{null_mut, without_provenance_mut};
 use guest_thunk::export::libdrm::*;
 use guest_thunk::export::pointer::Address;
 
+/// What a function says to a handle of ours.
+macro_rules! answer {
+    ($call:expr) => {{
+        // SAFETY: no argument is looked at but the handle.
+        unsafe { $call }
+    }};
+}
+
 fn device() -> Address {
     // Any GPU's: no pointer that a program could have.
     without_provenance_mut(0xffff_8000_0000_1234)
@@ -23,24 +31,20 @@ fn buffer() -> Address {
 #[test]
 fn what_is_not_done_for_our_handles_says_so() {
     let none: Address = null_mut();
-    // SAFETY: no argument is looked at but the handle.
-    let answers = unsafe {
-        [
-            amdgpu_device_deinitialize(device()),
-            amdgpu_query_heap_info(device(), 1, 0, none),
-            amdgpu_bo_alloc(device(), none, none),
-            amdgpu_va_range_alloc(device(), 0, 4096, 0, 0, none, none, 0),
-            amdgpu_cs_ctx_create2(device(), 0, none),
-            amdgpu_cs_syncobj_timeline_wait(device(), none, none, 1, -1, 0, none),
-            amdgpu_bo_va_op_raw(device(), buffer(), 0, 4096, 0, 0, 1),
-            amdgpu_bo_query_info(buffer(), none),
-            amdgpu_bo_set_metadata(buffer(), none),
-            amdgpu_bo_wait_for_idle(buffer(), u64::MAX, none),
-        ]
-    };
+    let answers = [
+        answer!(amdgpu_device_deinitialize(device())),
+        answer!(amdgpu_query_heap_info(device(), 1, 0, none)),
+        answer!(amdgpu_bo_alloc(device(), none, none)),
+        answer!(amdgpu_va_range_alloc(device(), 0, 4096, 0, 0, none, none, 0)),
+        answer!(amdgpu_cs_ctx_create2(device(), 0, none)),
+        answer!(amdgpu_cs_syncobj_timeline_wait(device(), none, none, 1, -1, 0, none)),
+        answer!(amdgpu_bo_va_op_raw(device(), buffer(), 0, 4096, 0, 0, 1)),
+        answer!(amdgpu_bo_query_info(buffer(), none)),
+        answer!(amdgpu_bo_set_metadata(buffer(), none)),
+        answer!(amdgpu_bo_wait_for_idle(buffer(), u64::MAX, none)),
+    ];
     assert_eq!(answers, [-libc::EOPNOTSUPP; 10]);
-    // SAFETY: as above.
-    assert!(unsafe { amdgpu_get_marketing_name(device()) }.is_null());
+    assert!(answer!(amdgpu_get_marketing_name(device())).is_null());
 }
 
 /// Whose handle it is has loaded libdrm, though perhaps not where all libraries of the process find it.
@@ -72,7 +76,9 @@ fn handles_of_others_go_on_to_the_real_library_wherever_it_is() {
     assert!(!opened.is_null());
     assert_eq!(ask(0x5000), 42);
     assert_eq!(ask(0x6000), 43);
-    // Ours stay ours.
-    // SAFETY: no argument is looked at but the handle.
-    assert_eq!(unsafe { amdgpu_query_heap_info(device(), 1, 2, null_mut()) }, -libc::EOPNOTSUPP);
+    assert_eq!(
+        answer!(amdgpu_query_heap_info(device(), 1, 2, null_mut())),
+        -libc::EOPNOTSUPP,
+        "ours stay ours"
+    );
 }
