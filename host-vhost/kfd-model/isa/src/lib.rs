@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bus;
-pub mod stop;
+pub mod code;
 mod decode;
 pub mod group;
 pub mod inst;
@@ -17,6 +17,9 @@ pub mod mem;
 pub mod op;
 pub mod salu;
 pub mod start;
+pub mod stop;
+#[cfg(test)]
+mod testing;
 pub mod valu;
 pub mod wave;
 

@@ -33,7 +33,7 @@ fn run(addresses: &Addresses, mask: u64) -> Option<(usize, usize, u64)> {
         return None;
     }
     let start = at(addresses, first);
-    if start % 4 != 0 {
+    if !start.is_multiple_of(4) {
         return None;
     }
     let run = addresses.get(first..first + count)?;
@@ -70,7 +70,7 @@ pub fn load_word(
 #[inline]
 fn load_words_of_lane<const N: usize>(space: &mut impl Space, va: u64) -> Result<[u32; N], BusFault> {
     let mut words = [0u32; N];
-    if va % 4 == 0 {
+    if va.is_multiple_of(4) {
         space.load_words(va, &mut words)?;
     } else {
         let mut va = va;
@@ -128,7 +128,7 @@ pub fn store_word(
 
 #[inline]
 fn store_words_of_lane(space: &mut impl Space, va: u64, words: &[u32]) -> Result<(), BusFault> {
-    if va % 4 == 0 {
+    if va.is_multiple_of(4) {
         return space.store_words(va, words);
     }
     let mut va = va;
@@ -247,7 +247,7 @@ pub fn atomic32(
     let mut before = Row::ZERO;
     for lane in lanes(mask) {
         let va = at(addresses, lane);
-        if va % 4 != 0 {
+        if !va.is_multiple_of(4) {
             return Err(BusFault::Unaligned { va, size: 4 });
         }
         let (source, compare) = (source.lane(lane), compare.lane(lane));
@@ -271,10 +271,11 @@ pub fn atomic64(
     compare: [&Row; 2],
 ) -> Result<[Row; 2], BusFault> {
     let mut before = [Row::ZERO; 2];
-    let wide = |[low, high]: [&Row; 2], lane: usize| u64::from(low.lane(lane)) | u64::from(high.lane(lane)) << 32;
+    let wide =
+        |[low, high]: [&Row; 2], lane: usize| u64::from(low.lane(lane)) | u64::from(high.lane(lane)) << 32;
     for lane in lanes(mask) {
         let va = at(addresses, lane);
-        if va % 8 != 0 {
+        if !va.is_multiple_of(8) {
             return Err(BusFault::Unaligned { va, size: 8 });
         }
         let (source, compare) = (wide(source, lane), wide(compare, lane));
