@@ -105,6 +105,18 @@ pub fn fract64(value: f64) -> f64 {
     if fraction >= 1.0 { f64::from_bits(0x3fef_ffff_ffff_ffff) } else { fraction }
 }
 
+/// The result of an operation that passes NaNs on, made quiet.
+#[inline(always)]
+pub fn quieted32(value: f32) -> f32 {
+    if value.is_nan() { super::divide::quiet32(value) } else { value }
+}
+
+/// The result of an operation that passes NaNs on, made quiet.
+#[inline(always)]
+pub fn quieted64(value: f64) -> f64 {
+    if value.is_nan() { super::divide::quiet64(value) } else { value }
+}
+
 /// V_FFBH_U32: zeros before the highest one; all ones if there is none.
 #[inline(always)]
 pub fn ffbh_u32(value: u32) -> u32 {

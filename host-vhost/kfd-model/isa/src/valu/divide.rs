@@ -42,7 +42,9 @@ pub fn scale32(value: f32, denominator: f32, numerator: f32) -> (f32, bool) {
     let tiny_reciprocal = is_denormal32(1.0 / denominator);
     let tiny_quotient = is_denormal32(numerator / denominator);
     if tiny_reciprocal && tiny_quotient {
-        (if value == denominator { up } else { value }, true)
+        // The ISA document scales the denominator up here, which would make it infinite; only down does a division of
+        // such operands come out right, as it does on hardware.
+        (if value == denominator { down } else { value }, true)
     } else if tiny_reciprocal {
         (down, false)
     } else if tiny_quotient {
@@ -71,7 +73,7 @@ pub fn scale64(value: f64, denominator: f64, numerator: f64) -> (f64, bool) {
     let tiny_reciprocal = is_denormal64(1.0 / denominator);
     let tiny_quotient = is_denormal64(numerator / denominator);
     if tiny_reciprocal && tiny_quotient {
-        (if value == denominator { up } else { value }, true)
+        (if value == denominator { down } else { value }, true)
     } else if tiny_reciprocal {
         (down, false)
     } else if tiny_quotient {
@@ -137,18 +139,19 @@ pub fn fmas64(a: f64, b: f64, c: f64, scaled: bool) -> f64 {
     if !is_denormal64(scaled) {
         return scaled;
     }
-    // The scaling rounds as well: make the sum odd first if it was inexact. What it lost is a * b + c - sum.
+    // The scaling rounds as well. That goes wrong only if the sum lies just between two results: then what it lost
+    // itself, a * b + c - sum, decides.
     let product = a * b;
     let rest = a.mul_add(b, -product);
-    let (part, total) = (product + c, product + c);
+    let total = product + c;
     let back = total - product;
-    let error = (product - (part - back)) + (c - back) + rest + (part - sum);
-    if error == 0.0 || !sum.is_finite() {
-        return scaled;
+    let error = (product - (total - back)) + (c - back) + rest + (total - sum);
+    let smallest = f64::from_bits(1);
+    let above = sum - scaled / factor;
+    if above.abs() == smallest / factor / 2.0 && error != 0.0 && (error > 0.0) == (above > 0.0) {
+        return scaled + smallest.copysign(above);
     }
-    let bits = sum.to_bits();
-    let cut = if (error > 0.0) != (sum > 0.0) { bits.wrapping_sub(1) } else { bits };
-    f64::from_bits(cut | 1) * factor
+    scaled
 }
 
 /// V_DIV_FIXUP_F32.
@@ -170,6 +173,9 @@ pub fn fixup32(quotient: f32, denominator: f32, numerator: f32) -> f32 {
         || exponent32(numerator) - exponent32(denominator) < -150
     {
         signed(0.0)
+    } else if quotient.is_nan() {
+        // The steps before overflowed.
+        signed(f32::INFINITY)
     } else {
         signed(quotient)
     }
@@ -194,6 +200,8 @@ pub fn fixup64(quotient: f64, denominator: f64, numerator: f64) -> f64 {
         || exponent64(numerator) - exponent64(denominator) < -1075
     {
         signed(0.0)
+    } else if quotient.is_nan() {
+        signed(f64::INFINITY)
     } else {
         signed(quotient)
     }

@@ -1,7 +1,6 @@
 //! f16 operations: computed in wider formats and rounded, see [`super::half`].
 
 use super::Handler;
-use super::float32::{max, median, min};
 use super::lanes::{Half, HalfBits, Short, op1, op2, op3};
 use super::transcendental;
 use super::{convert, divide, half};
@@ -15,41 +14,32 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
         Op::VSubrevF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(b.0 - a.0)),
         Op::VMulF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(a.0 * b.0)),
         Op::VMinF16 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: Half, b: Half| Half(min(a.0, b.0, ieee)));
+            if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
         },
         Op::VMaxF16 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: Half, b: Half| Half(max(a.0, b.0, ieee)));
+            if w.mode.ieee() { op2(w, i, max::<true>) } else { op2(w, i, max::<false>) }
         },
         Op::VLdexpF16 => |w, i| op2(w, i, |a: Half, b: Short| HalfBits(ldexp(a.0, b.0))),
-        Op::VFmaF16 | Op::VFmaLegacyF16 => {
-            |w, i| op3(w, i, |a: Half, b: Half, c: Half| HalfBits(fma(a.0, b.0, c.0)))
+        Op::VFmaF16 | Op::VFmaLegacyF16 => |w, i| op3(w, i, fma),
+        Op::VMadF16 | Op::VMadLegacyF16 | Op::VMacF16 | Op::VMadmkF16 | Op::VMadakF16 => {
+            |w, i| op3(w, i, mad)
         }
-        Op::VMadF16 | Op::VMadLegacyF16 | Op::VMacF16 | Op::VMadmkF16 | Op::VMadakF16 => |w, i| {
-            op3(w, i, |a: HalfBits, b: HalfBits, c: HalfBits| HalfBits(mad(a.0, b.0, c.0)));
-        },
         Op::VMin3F16 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: Half, b: Half, c: Half| Half(min(min(a.0, b.0, ieee), c.0, ieee)));
+            if w.mode.ieee() { op3(w, i, min3::<true>) } else { op3(w, i, min3::<false>) }
         },
         Op::VMax3F16 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: Half, b: Half, c: Half| Half(max(max(a.0, b.0, ieee), c.0, ieee)));
+            if w.mode.ieee() { op3(w, i, max3::<true>) } else { op3(w, i, max3::<false>) }
         },
         Op::VMed3F16 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: Half, b: Half, c: Half| Half(median(a.0, b.0, c.0, ieee)));
+            if w.mode.ieee() { op3(w, i, median::<true>) } else { op3(w, i, median::<false>) }
         },
-        Op::VDivFixupF16 | Op::VDivFixupLegacyF16 => |w, i| {
-            op3(w, i, |a: Half, b: Half, c: Half| Half(divide::fixup16(a.0, b.0, c.0)));
-        },
+        Op::VDivFixupF16 | Op::VDivFixupLegacyF16 => |w, i| op3(w, i, fixup),
 
         Op::VFractF16 => |w, i| op1(w, i, |a: Half| HalfBits(fract(a.0))),
-        Op::VTruncF16 => |w, i| op1(w, i, |a: Half| Half(a.0.trunc())),
-        Op::VCeilF16 => |w, i| op1(w, i, |a: Half| Half(a.0.ceil())),
-        Op::VRndneF16 => |w, i| op1(w, i, |a: Half| Half(a.0.round_ties_even())),
-        Op::VFloorF16 => |w, i| op1(w, i, |a: Half| Half(a.0.floor())),
+        Op::VTruncF16 => |w, i| op1(w, i, |a: Half| Half(convert::quieted32(a.0.trunc()))),
+        Op::VCeilF16 => |w, i| op1(w, i, |a: Half| Half(convert::quieted32(a.0.ceil()))),
+        Op::VRndneF16 => |w, i| op1(w, i, |a: Half| Half(convert::quieted32(a.0.round_ties_even()))),
+        Op::VFloorF16 => |w, i| op1(w, i, |a: Half| Half(convert::quieted32(a.0.floor()))),
         // An f16 is a normal f32, so that the exponent is right for its denormals, too.
         Op::VFrexpExpI16F16 => |w, i| op1(w, i, |a: Half| Short(convert::frexp_exp32(a.0) as u32)),
         Op::VFrexpMantF16 => |w, i| op1(w, i, |a: Half| Half(convert::frexp_mant32(a.0))),
@@ -81,20 +71,48 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
     })
 }
 
-/// A fused multiply-add. In f64 the product is exact, and so is the sum wherever it is near a tie of f16: the product
-/// has 22 bits and the addend 11, within 53 of each other unless one of them does not reach the other's last bit.
 #[inline(always)]
-pub(super) fn fma(a: f32, b: f32, c: f32) -> u32 {
-    half::from_f64(f64::from(a) * f64::from(b) + f64::from(c))
+fn fma(a: Half, b: Half, c: Half) -> HalfBits {
+    HalfBits(half::fma(a.0, b.0, c.0))
 }
 
 /// V_MAD_F16: product and sum are rounded on their own, and denormals count as zero (LLVM,
 /// `SITargetLowering::isFMADLegal`).
 #[inline(always)]
-fn mad(a: u32, b: u32, c: u32) -> u32 {
-    let value = |bits: u32| half::to_f32(half::flush(bits));
+fn mad(a: HalfBits, b: HalfBits, c: HalfBits) -> HalfBits {
+    let value = |bits: HalfBits| half::to_f32(half::flush(bits.0));
     let product = half::flush(half::from_f32(value(a) * value(b)));
-    half::flush(half::from_f32(half::to_f32(product) + value(c)))
+    HalfBits(half::flush(half::from_f32(half::to_f32(product) + value(c))))
+}
+
+#[inline(always)]
+fn fixup(a: Half, b: Half, c: Half) -> Half {
+    Half(divide::fixup16(a.0, b.0, c.0))
+}
+
+#[inline(always)]
+fn min<const IEEE: bool>(a: HalfBits, b: HalfBits) -> HalfBits {
+    HalfBits(half::min::<IEEE>(a.0, b.0))
+}
+
+#[inline(always)]
+fn max<const IEEE: bool>(a: HalfBits, b: HalfBits) -> HalfBits {
+    HalfBits(half::max::<IEEE>(a.0, b.0))
+}
+
+#[inline(always)]
+fn min3<const IEEE: bool>(a: HalfBits, b: HalfBits, c: HalfBits) -> HalfBits {
+    min::<IEEE>(min::<IEEE>(a, b), c)
+}
+
+#[inline(always)]
+fn max3<const IEEE: bool>(a: HalfBits, b: HalfBits, c: HalfBits) -> HalfBits {
+    max::<IEEE>(max::<IEEE>(a, b), c)
+}
+
+#[inline(always)]
+fn median<const IEEE: bool>(a: HalfBits, b: HalfBits, c: HalfBits) -> HalfBits {
+    HalfBits(half::median::<IEEE>(a.0, b.0, c.0))
 }
 
 #[inline(always)]

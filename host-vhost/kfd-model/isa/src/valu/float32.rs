@@ -17,12 +17,10 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
         Op::VMulF32 => |w, i| op2(w, i, |a: f32, b: f32| a * b),
         Op::VMulLegacyF32 => |w, i| op2(w, i, mul_legacy),
         Op::VMinF32 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: f32, b: f32| min(a, b, ieee));
+            if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
         },
         Op::VMaxF32 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: f32, b: f32| max(a, b, ieee));
+            if w.mode.ieee() { op2(w, i, max::<true>) } else { op2(w, i, max::<false>) }
         },
         Op::VFmaF32 | Op::VFmacF32 => |w, i| op3(w, i, f32::mul_add),
         Op::VMadF32 | Op::VMacF32 | Op::VMadmkF32 | Op::VMadakF32 => |w, i| op3(w, i, mad),
@@ -34,24 +32,21 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
             );
         },
         Op::VMin3F32 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: f32, b: f32, c: f32| min(min(a, b, ieee), c, ieee));
+            if w.mode.ieee() { op3(w, i, min3::<true>) } else { op3(w, i, min3::<false>) }
         },
         Op::VMax3F32 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: f32, b: f32, c: f32| max(max(a, b, ieee), c, ieee));
+            if w.mode.ieee() { op3(w, i, max3::<true>) } else { op3(w, i, max3::<false>) }
         },
         Op::VMed3F32 => |w, i| {
-            let ieee = w.mode.ieee();
-            op3(w, i, move |a: f32, b: f32, c: f32| median(a, b, c, ieee));
+            if w.mode.ieee() { op3(w, i, median::<true>) } else { op3(w, i, median::<false>) }
         },
         Op::VLdexpF32 => |w, i| op2(w, i, |a: f32, b: u32| convert::ldexp32(a, b as i32)),
 
         Op::VFractF32 => |w, i| op1(w, i, convert::fract32),
-        Op::VTruncF32 => |w, i| op1(w, i, f32::trunc),
-        Op::VCeilF32 => |w, i| op1(w, i, f32::ceil),
-        Op::VRndneF32 => |w, i| op1(w, i, f32::round_ties_even),
-        Op::VFloorF32 => |w, i| op1(w, i, f32::floor),
+        Op::VTruncF32 => |w, i| op1(w, i, |a: f32| convert::quieted32(a.trunc())),
+        Op::VCeilF32 => |w, i| op1(w, i, |a: f32| convert::quieted32(a.ceil())),
+        Op::VRndneF32 => |w, i| op1(w, i, |a: f32| convert::quieted32(a.round_ties_even())),
+        Op::VFloorF32 => |w, i| op1(w, i, |a: f32| convert::quieted32(a.floor())),
         Op::VFrexpExpI32F32 => |w, i| op1(w, i, |a: f32| convert::frexp_exp32(a) as u32),
         Op::VFrexpMantF32 => |w, i| op1(w, i, convert::frexp_mant32),
 
@@ -97,12 +92,7 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
             |w, i| op2(w, i, |a: f32, b: f32| convert::norm_u16(a) | convert::norm_u16(b) << 16)
         }
         Op::VCvtPkrtzF16F32 => |w, i| {
-            let flush = w.mode.denorm64().flush_out;
-            let convert = move |a: f32| {
-                let bits = convert::f16_towards_zero(a);
-                if flush { half::flush(bits) } else { bits }
-            };
-            op2(w, i, move |a: f32, b: f32| convert(a) | convert(b) << 16);
+            if w.mode.denorm64().flush_out { op2(w, i, pack_flushed) } else { op2(w, i, pack_towards_zero) }
         },
 
         Op::VCubeidF32 => |w, i| op3(w, i, |x: f32, y: f32, z: f32| cube(x, y, z).0),
@@ -120,12 +110,12 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
 /// The NaN of an operation that was given one, quiet.
 #[inline(always)]
 fn is_signalling(a: f32) -> bool {
-    a.is_nan() && a.to_bits() & 1 << 22 == 0
+    a.is_nan() & (a.to_bits() & 1 << 22 == 0)
 }
 
 /// V_MIN_F32: the other operand if one is a NaN; -0 is less than +0; a signalling NaN wins in IEEE mode, made quiet.
 #[inline(always)]
-pub(super) fn min(a: f32, b: f32, ieee: bool) -> f32 {
+fn min<const IEEE: bool>(a: f32, b: f32) -> f32 {
     // Equal numbers have equal bits, except for zeros, of which the negative one has the sign.
     let equal = f32::from_bits(a.to_bits() | b.to_bits());
     let ordered = if a == b {
@@ -135,12 +125,12 @@ pub(super) fn min(a: f32, b: f32, ieee: bool) -> f32 {
     } else {
         b
     };
-    choose(a, b, ordered, ieee)
+    choose::<IEEE>(a, b, ordered)
 }
 
 /// V_MAX_F32; see [`min`].
 #[inline(always)]
-pub(super) fn max(a: f32, b: f32, ieee: bool) -> f32 {
+fn max<const IEEE: bool>(a: f32, b: f32) -> f32 {
     let equal = f32::from_bits(a.to_bits() & b.to_bits());
     let ordered = if a == b {
         equal
@@ -149,34 +139,47 @@ pub(super) fn max(a: f32, b: f32, ieee: bool) -> f32 {
     } else {
         b
     };
-    choose(a, b, ordered, ieee)
+    choose::<IEEE>(a, b, ordered)
 }
 
 #[inline(always)]
-fn choose(a: f32, b: f32, ordered: f32, ieee: bool) -> f32 {
-    let other = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        ordered
-    };
-    if ieee & is_signalling(a) {
-        divide::quiet32(a)
-    } else if ieee & is_signalling(b) {
-        divide::quiet32(b)
-    } else {
-        other
-    }
+fn choose<const IEEE: bool>(a: f32, b: f32, ordered: f32) -> f32 {
+    let other = if b.is_nan() { a } else { ordered };
+    let other = if a.is_nan() { b } else { other };
+    let other = if IEEE & is_signalling(b) { divide::quiet32(b) } else { other };
+    if IEEE & is_signalling(a) { divide::quiet32(a) } else { other }
+}
+
+#[inline(always)]
+fn min3<const IEEE: bool>(a: f32, b: f32, c: f32) -> f32 {
+    min::<IEEE>(min::<IEEE>(a, b), c)
+}
+
+#[inline(always)]
+fn max3<const IEEE: bool>(a: f32, b: f32, c: f32) -> f32 {
+    max::<IEEE>(max::<IEEE>(a, b), c)
 }
 
 /// V_MED3_F32: the middle one; the least one if one is a NaN.
 #[inline(always)]
-pub(super) fn median(a: f32, b: f32, c: f32, ieee: bool) -> f32 {
-    if a.is_nan() || b.is_nan() || c.is_nan() {
-        return min(min(a, b, ieee), c, ieee);
-    }
-    max(min(a, b, ieee), min(max(a, b, ieee), c, ieee), ieee)
+fn median<const IEEE: bool>(a: f32, b: f32, c: f32) -> f32 {
+    let least = min3::<IEEE>(a, b, c);
+    let (low, high) = if order(a) < order(b) { (a, b) } else { (b, a) };
+    let middle = if order(c) < order(low) {
+        low
+    } else if order(c) > order(high) {
+        high
+    } else {
+        c
+    };
+    if a.is_nan() | b.is_nan() | c.is_nan() { least } else { middle }
+}
+
+/// An integer in the order of the numbers, -0 before +0.
+#[inline(always)]
+fn order(a: f32) -> i32 {
+    let signed = a.to_bits() as i32;
+    signed ^ (signed >> 31 & 0x7fff_ffff)
 }
 
 /// V_MAD_F32: product and sum are rounded on their own, and denormals count as zero whatever MODE says (LLVM,
@@ -221,4 +224,14 @@ fn div_fmas(wave: &mut Wave, inst: &Inst) {
 /// V_DIV_SCALE_F32 writes a mask.
 fn div_scale(wave: &mut Wave, inst: &Inst) {
     super::lanes::op3_flag(wave, inst, divide::scale32);
+}
+
+#[inline(always)]
+fn pack_towards_zero(a: f32, b: f32) -> u32 {
+    convert::f16_towards_zero(a) | convert::f16_towards_zero(b) << 16
+}
+
+#[inline(always)]
+fn pack_flushed(a: f32, b: f32) -> u32 {
+    half::flush(convert::f16_towards_zero(a)) | half::flush(convert::f16_towards_zero(b)) << 16
 }

@@ -14,20 +14,18 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
         Op::VMulF64 => |w, i| op2(w, i, |a: f64, b: f64| a * b),
         Op::VFmaF64 => |w, i| op3(w, i, f64::mul_add),
         Op::VMinF64 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: f64, b: f64| min(a, b, ieee));
+            if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
         },
         Op::VMaxF64 => |w, i| {
-            let ieee = w.mode.ieee();
-            op2(w, i, move |a: f64, b: f64| max(a, b, ieee));
+            if w.mode.ieee() { op2(w, i, max::<true>) } else { op2(w, i, max::<false>) }
         },
         Op::VLdexpF64 => |w, i| op2(w, i, |a: f64, b: u32| convert::ldexp64(a, b as i32)),
         Op::VTrigPreopF64 => |w, i| op2(w, i, trig_preop),
 
-        Op::VTruncF64 => |w, i| op1(w, i, f64::trunc),
-        Op::VCeilF64 => |w, i| op1(w, i, f64::ceil),
-        Op::VRndneF64 => |w, i| op1(w, i, f64::round_ties_even),
-        Op::VFloorF64 => |w, i| op1(w, i, f64::floor),
+        Op::VTruncF64 => |w, i| op1(w, i, |a: f64| convert::quieted64(a.trunc())),
+        Op::VCeilF64 => |w, i| op1(w, i, |a: f64| convert::quieted64(a.ceil())),
+        Op::VRndneF64 => |w, i| op1(w, i, |a: f64| convert::quieted64(a.round_ties_even())),
+        Op::VFloorF64 => |w, i| op1(w, i, |a: f64| convert::quieted64(a.floor())),
         Op::VFractF64 => |w, i| op1(w, i, convert::fract64),
         Op::VFrexpExpI32F64 => |w, i| op1(w, i, |a: f64| convert::frexp_exp64(a) as u32),
         Op::VFrexpMantF64 => |w, i| op1(w, i, convert::frexp_mant64),
@@ -51,12 +49,12 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
 
 #[inline(always)]
 fn is_signalling(a: f64) -> bool {
-    a.is_nan() && a.to_bits() & 1 << 51 == 0
+    a.is_nan() & (a.to_bits() & 1 << 51 == 0)
 }
 
 /// V_MIN_F64; see [`super::float32::min`].
 #[inline(always)]
-fn min(a: f64, b: f64, ieee: bool) -> f64 {
+fn min<const IEEE: bool>(a: f64, b: f64) -> f64 {
     let equal = f64::from_bits(a.to_bits() | b.to_bits());
     let ordered = if a == b {
         equal
@@ -65,12 +63,12 @@ fn min(a: f64, b: f64, ieee: bool) -> f64 {
     } else {
         b
     };
-    choose(a, b, ordered, ieee)
+    choose::<IEEE>(a, b, ordered)
 }
 
 /// V_MAX_F64.
 #[inline(always)]
-fn max(a: f64, b: f64, ieee: bool) -> f64 {
+fn max<const IEEE: bool>(a: f64, b: f64) -> f64 {
     let equal = f64::from_bits(a.to_bits() & b.to_bits());
     let ordered = if a == b {
         equal
@@ -79,23 +77,13 @@ fn max(a: f64, b: f64, ieee: bool) -> f64 {
     } else {
         b
     };
-    choose(a, b, ordered, ieee)
+    choose::<IEEE>(a, b, ordered)
 }
 
 #[inline(always)]
-fn choose(a: f64, b: f64, ordered: f64, ieee: bool) -> f64 {
-    let other = if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else {
-        ordered
-    };
-    if ieee & is_signalling(a) {
-        divide::quiet64(a)
-    } else if ieee & is_signalling(b) {
-        divide::quiet64(b)
-    } else {
-        other
-    }
+fn choose<const IEEE: bool>(a: f64, b: f64, ordered: f64) -> f64 {
+    let other = if b.is_nan() { a } else { ordered };
+    let other = if a.is_nan() { b } else { other };
+    let other = if IEEE & is_signalling(b) { divide::quiet64(b) } else { other };
+    if IEEE & is_signalling(a) { divide::quiet64(a) } else { other }
 }

@@ -48,6 +48,70 @@ pub fn to_odd(value: f64) -> f32 {
     f32::from_bits(if back != value && !value.is_nan() { cut | 1 } else { bits })
 }
 
+/// a * b + c for values of f16, rounded once to f16. The product is exact in f32, what the sum loses is found exactly
+/// (Knuth's TwoSum), and rounding to odd keeps it in mind.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> u32 {
+    let product = a * b;
+    let sum = product + c;
+    let part = sum - product;
+    let error = (product - (sum - part)) + (c - part);
+    let bits = sum.to_bits();
+    let towards_zero = (error < 0.0) == (sum > 0.0);
+    let odd = if towards_zero { bits.wrapping_sub(1) | 1 } else { bits | 1 };
+    // An infinite or NaN sum has a NaN for an error.
+    from_f32(f32::from_bits(if error != 0.0 && !error.is_nan() { odd } else { bits }))
+}
+
+/// V_MIN_F16 on bits: the other operand if one is a NaN; -0 is less than +0; a signalling NaN wins in IEEE mode, made
+/// quiet.
+#[inline(always)]
+pub fn min<const IEEE: bool>(a: u32, b: u32) -> u32 {
+    choose::<IEEE>(a, b, if order(a) < order(b) { a } else { b })
+}
+
+/// V_MAX_F16 on bits; see [`min`].
+#[inline(always)]
+pub fn max<const IEEE: bool>(a: u32, b: u32) -> u32 {
+    choose::<IEEE>(a, b, if order(a) > order(b) { a } else { b })
+}
+
+/// V_MED3_F16 on bits: the middle one; the least one if one is a NaN.
+#[inline(always)]
+pub fn median<const IEEE: bool>(a: u32, b: u32, c: u32) -> u32 {
+    let least = min::<IEEE>(min::<IEEE>(a, b), c);
+    let (low, high) = if order(a) < order(b) { (a, b) } else { (b, a) };
+    let middle = if order(c) < order(low) {
+        low
+    } else if order(c) > order(high) {
+        high
+    } else {
+        c
+    };
+    if is_nan(a) | is_nan(b) | is_nan(c) { least } else { middle }
+}
+
+/// An integer in the order of the numbers, -0 before +0.
+#[inline(always)]
+fn order(bits: u32) -> i32 {
+    let signed = i32::from(bits as i16);
+    signed ^ (signed >> 15 & 0x7fff)
+}
+
+#[inline(always)]
+fn is_nan(bits: u32) -> bool {
+    bits & 0x7fff > 0x7c00
+}
+
+#[inline(always)]
+fn choose<const IEEE: bool>(a: u32, b: u32, ordered: u32) -> u32 {
+    let signalling = |bits: u32| IEEE & is_nan(bits) & (bits & 0x200 == 0);
+    let other = if is_nan(b) { a } else { ordered };
+    let other = if is_nan(a) { b } else { other };
+    let other = if signalling(b) { b | 0x200 } else { other };
+    if signalling(a) { a | 0x200 } else { other }
+}
+
 /// The f16 with denormals replaced by zeros of the same sign.
 #[inline(always)]
 pub fn flush(bits: u32) -> u32 {

@@ -2,11 +2,11 @@
 
 use super::Handler;
 use super::convert::{ffbh_i32, ffbh_u32, ffbl_b32};
-use super::lanes::{Short, op1, op2, op2_lane, op2_mask, op3};
+use super::lanes::{Short, op1, op2, op2_mask, op2_masked, op3};
 use super::operand::fetch_mask;
 use crate::inst::{Dst, Inst};
 use crate::op::Op;
-use crate::wave::Wave;
+use crate::wave::{LANES, Row, Wave};
 
 /// The handler of an opcode of this module.
 pub(super) const fn handler(op: Op) -> Option<Handler> {
@@ -58,14 +58,8 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
             |w, i| choose(w, i, u32::wrapping_sub, |a, b| (a as i32).saturating_sub(b as i32) as u32)
         }
         Op::VBcntU32B32 => |w, i| op2(w, i, |a: u32, b: u32| a.count_ones().wrapping_add(b)),
-        Op::VMbcntLoU32B32 => |w, i| {
-            op2_lane(w, i, |lane, a: u32, b: u32| (a & below(lane)).count_ones().wrapping_add(b));
-        },
-        Op::VMbcntHiU32B32 => |w, i| {
-            op2_lane(w, i, |lane, a: u32, b: u32| {
-                (a & below(lane.max(32) - 32)).count_ones().wrapping_add(b)
-            });
-        },
+        Op::VMbcntLoU32B32 => |w, i| op2_masked(w, i, &BELOW.0, |a, b| a.count_ones().wrapping_add(b)),
+        Op::VMbcntHiU32B32 => |w, i| op2_masked(w, i, &BELOW.1, |a, b| a.count_ones().wrapping_add(b)),
         Op::VBfmB32 => |w, i| op2(w, i, |a: u32, b: u32| ((1u32 << (a & 31)) - 1) << (b & 31)),
         Op::VCvtPkU16U32 => |w, i| op2(w, i, |a: u32, b: u32| a.min(0xffff) | b.min(0xffff) << 16),
         Op::VCvtPkI16I32 => |w, i| {
@@ -299,11 +293,20 @@ pub(super) fn masked_sad_u8(a: u32, b: u32) -> u32 {
     byte(0) + byte(8) + byte(16) + byte(24)
 }
 
-/// Ones for the lanes below `lane`, of 32.
-#[inline(always)]
-fn below(lane: usize) -> u32 {
-    if lane >= 32 { u32::MAX } else { (1 << lane) - 1 }
-}
+/// Ones for the lanes below each lane, those of the lower and of the upper half of the wave.
+static BELOW: (Row, Row) = {
+    let (mut low, mut high) = ([0; LANES], [0; LANES]);
+    let (mut rest_low, mut rest_high): (&mut [u32], &mut [u32]) = (&mut low, &mut high);
+    let mut below = 0u64;
+    while let (Some((first_low, tail_low)), Some((first_high, tail_high))) =
+        (rest_low.split_first_mut(), rest_high.split_first_mut())
+    {
+        (*first_low, *first_high) = (below as u32, (below >> 32) as u32);
+        below = below << 1 | 1;
+        (rest_low, rest_high) = (tail_low, tail_high);
+    }
+    (Row(low), Row(high))
+};
 
 #[inline(always)]
 fn u24(a: u32) -> u32 {

@@ -5,6 +5,8 @@
 //! units that CPUs have, and the best is chosen at run time (crate `pulp`). An instruction without modifiers in a plain
 //! mode reads its registers in place; all others go through copies that [`super::operand`] prepares.
 
+use std::marker::PhantomData;
+
 use pulp::NullaryFnOnce;
 
 use super::operand;
@@ -128,39 +130,64 @@ impl Lane for f64 {
 }
 
 /// The lanes of one source.
-pub(super) enum Lanes<'a, T> {
+#[allow(clippy::large_enum_variant, reason = "it lives on the stack for one instruction")]
+pub(super) enum Lanes<'a> {
     /// In a register.
-    Register(&'a [T; LANES]),
+    Register(&'a Row),
     /// Prepared.
-    Copy([T; LANES]),
+    Copy(Row),
 }
 
-impl<T> Lanes<'_, T> {
+impl Lanes<'_> {
     #[inline(always)]
-    pub(super) fn get(&self) -> &[T; LANES] {
+    pub(super) fn get(&self) -> &[u32; LANES] {
         match self {
-            Lanes::Register(lanes) => lanes,
-            Lanes::Copy(lanes) => lanes,
+            Lanes::Register(row) => &row.0,
+            Lanes::Copy(row) => &row.0,
         }
     }
 }
 
 /// One or two registers' worth of bits in a lane.
 pub(super) trait Bits: Copy + Default {
+    /// The lanes of a source.
+    type Source<'a>;
+    /// A source to read lanes from.
+    type View<'a>: Copy;
     /// The lanes of `src[index]`.
-    fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Lanes<'a, Self>;
+    fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Self::Source<'a>;
+    /// The source to read lanes from.
+    fn view<'a>(source: &'a Self::Source<'_>) -> Self::View<'a>;
+    /// One lane.
+    fn lane(view: Self::View<'_>, lane: usize) -> Self;
     /// Writes the lanes that EXEC switches on.
     fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, lanes: &[Self; LANES]);
 }
 
 impl Bits for u32 {
+    type Source<'a> = Lanes<'a>;
+    type View<'a> = &'a [u32; LANES];
+
     #[inline(always)]
-    fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Lanes<'a, u32> {
+    fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Lanes<'a> {
         match inst.src.get(index) {
-            Some(Src::Vgpr(n)) if plain => Lanes::Register(&wave.row(*n).0),
-            Some(Src::Sgpr(n)) if plain => Lanes::Copy([wave.sgpr(*n); LANES]),
-            _ => Lanes::Copy(operand::fetch32(wave, inst, index, kind).0),
+            Some(Src::Vgpr(n)) if plain => Lanes::Register(wave.row(*n)),
+            Some(Src::Sgpr(n)) if plain => Lanes::Copy(Row::splat(wave.sgpr(*n))),
+            Some(src) if plain && let Some(value) = src.constant(kind) => {
+                Lanes::Copy(Row::splat(value as u32))
+            }
+            _ => Lanes::Copy(operand::fetch32(wave, inst, index, kind)),
         }
+    }
+
+    #[inline(always)]
+    fn view<'a>(source: &'a Lanes<'_>) -> &'a [u32; LANES] {
+        source.get()
+    }
+
+    #[inline(always)]
+    fn lane(view: &[u32; LANES], lane: usize) -> u32 {
+        at(view, lane)
     }
 
     #[inline(always)]
@@ -173,15 +200,36 @@ impl Bits for u32 {
 }
 
 impl Bits for u64 {
+    type Source<'a> = (Lanes<'a>, Lanes<'a>);
+    type View<'a> = (&'a [u32; LANES], &'a [u32; LANES]);
+
     #[inline(always)]
-    fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Lanes<'a, u64> {
+    fn fetch<'a>(
+        wave: &'a Wave,
+        inst: &Inst,
+        index: usize,
+        kind: Kind,
+        plain: bool,
+    ) -> (Lanes<'a>, Lanes<'a>) {
         match inst.src.get(index) {
             Some(Src::Vgpr(n)) if plain => {
-                let (low, high) = (wave.row(*n), wave.row_at(usize::from(*n) + 1));
-                Lanes::Copy(join(low, high))
+                (Lanes::Register(wave.row(*n)), Lanes::Register(wave.row_at(usize::from(*n) + 1)))
             }
-            _ => Lanes::Copy(operand::fetch64(wave, inst, index, kind)),
+            _ => {
+                let (low, high) = operand::fetch64(wave, inst, index, kind);
+                (Lanes::Copy(low), Lanes::Copy(high))
+            }
         }
+    }
+
+    #[inline(always)]
+    fn view<'a>(source: &'a (Lanes<'_>, Lanes<'_>)) -> (&'a [u32; LANES], &'a [u32; LANES]) {
+        (source.0.get(), source.1.get())
+    }
+
+    #[inline(always)]
+    fn lane((low, high): (&[u32; LANES], &[u32; LANES]), lane: usize) -> u64 {
+        u64::from(at(low, lane)) | u64::from(at(high, lane)) << 32
     }
 
     #[inline(always)]
@@ -199,7 +247,7 @@ impl Bits for u64 {
 /// Two rows as one of twice the width.
 #[inline(always)]
 pub(super) fn join(low: &Row, high: &Row) -> [u64; LANES] {
-    each(|lane| u64::from(at(&low.0, lane)) | u64::from(at(&high.0, lane)) << 32)
+    each(|lane| u64::lane((&low.0, &high.0), lane))
 }
 
 /// The two rows of a wide one.
@@ -233,88 +281,97 @@ pub(super) fn is_plain(wave: &Wave, inst: &Inst, kinds: &[Kind], out: Kind) -> b
         && (!matches!(out, Kind::F16 | Kind::I16) || !operand::preserves_high_half(inst.op))
 }
 
-struct Op1<'a, F> {
+/// The types of an operation, which its function does not show by itself.
+struct Types<T>(PhantomData<fn() -> T>);
+
+struct Op1<'a, F, T> {
     wave: &'a mut Wave,
     inst: &'a Inst,
-    kinds: [Kind; 1],
-    out: Kind,
     f: F,
+    _types: Types<T>,
 }
 
-impl<A: Bits, R: Bits, F: Fn(A) -> R> NullaryFnOnce for Call<Op1<'_, F>, fn(A) -> R> {
+// The functions are called in plain loops and not from closures: a closure of some size would be compiled on its own,
+// without the vector unit.
+impl<A: Lane, R: Lane, F: Fn(A) -> R> NullaryFnOnce for Op1<'_, F, (A, R)> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Op1 { wave, inst, kinds, out, f } = self.0;
-        let plain = is_plain(wave, inst, &kinds, out);
-        let result = {
-            let [ka] = kinds;
-            let a = A::fetch(wave, inst, 0, ka, plain);
-            let a = a.get();
-            each(|lane| f(at(a, lane)))
-        };
-        R::store(wave, inst, out, plain, &result);
+        let Op1 { wave, inst, f, .. } = self;
+        let plain = is_plain(wave, inst, &[A::KIND], R::KIND);
+        let mut result = [R::Bits::default(); LANES];
+        {
+            let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
+            let a = A::Bits::view(&a);
+            for (lane, slot) in result.iter_mut().enumerate() {
+                *slot = f(A::from_bits(A::Bits::lane(a, lane))).to_bits();
+            }
+        }
+        R::Bits::store(wave, inst, R::KIND, plain, &result);
     }
 }
 
-struct Op2<'a, F> {
+struct Op2<'a, F, T> {
     wave: &'a mut Wave,
     inst: &'a Inst,
-    kinds: [Kind; 2],
-    out: Kind,
     f: F,
+    _types: Types<T>,
 }
 
-impl<A: Bits, B: Bits, R: Bits, F: Fn(usize, A, B) -> R> NullaryFnOnce for Call<Op2<'_, F>, fn(A, B) -> R> {
+impl<A: Lane, B: Lane, R: Lane, F: Fn(A, B) -> R> NullaryFnOnce for Op2<'_, F, (A, B, R)> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Op2 { wave, inst, kinds, out, f } = self.0;
-        let plain = is_plain(wave, inst, &kinds, out);
-        let result = {
-            let [ka, kb] = kinds;
-            let a = A::fetch(wave, inst, 0, ka, plain);
-            let b = B::fetch(wave, inst, 1, kb, plain);
-            let (a, b) = (a.get(), b.get());
-            each(|lane| f(lane, at(a, lane), at(b, lane)))
-        };
-        R::store(wave, inst, out, plain, &result);
+        let Op2 { wave, inst, f, .. } = self;
+        let plain = is_plain(wave, inst, &[A::KIND, B::KIND], R::KIND);
+        let mut result = [R::Bits::default(); LANES];
+        {
+            let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
+            let b = B::Bits::fetch(wave, inst, 1, B::KIND, plain);
+            let (a, b) = (A::Bits::view(&a), B::Bits::view(&b));
+            for (lane, slot) in result.iter_mut().enumerate() {
+                *slot =
+                    f(A::from_bits(A::Bits::lane(a, lane)), B::from_bits(B::Bits::lane(b, lane))).to_bits();
+            }
+        }
+        R::Bits::store(wave, inst, R::KIND, plain, &result);
     }
 }
 
-struct Op3<'a, F> {
+struct Op3<'a, F, T> {
     wave: &'a mut Wave,
     inst: &'a Inst,
-    kinds: [Kind; 3],
-    out: Kind,
     f: F,
+    _types: Types<T>,
 }
 
-impl<A: Bits, B: Bits, C: Bits, R: Bits, F: Fn(A, B, C) -> R> NullaryFnOnce
-    for Call<Op3<'_, F>, fn(A, B, C) -> R>
-{
+impl<A: Lane, B: Lane, C: Lane, R: Lane, F: Fn(A, B, C) -> R> NullaryFnOnce for Op3<'_, F, (A, B, C, R)> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Op3 { wave, inst, kinds, out, f } = self.0;
-        let plain = is_plain(wave, inst, &kinds, out);
-        let result = {
-            let [ka, kb, kc] = kinds;
-            let a = A::fetch(wave, inst, 0, ka, plain);
-            let b = B::fetch(wave, inst, 1, kb, plain);
-            let c = C::fetch(wave, inst, 2, kc, plain);
-            let (a, b, c) = (a.get(), b.get(), c.get());
-            each(|lane| f(at(a, lane), at(b, lane), at(c, lane)))
-        };
-        R::store(wave, inst, out, plain, &result);
+        let Op3 { wave, inst, f, .. } = self;
+        let plain = is_plain(wave, inst, &[A::KIND, B::KIND, C::KIND], R::KIND);
+        let mut result = [R::Bits::default(); LANES];
+        {
+            let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
+            let b = B::Bits::fetch(wave, inst, 1, B::KIND, plain);
+            let c = C::Bits::fetch(wave, inst, 2, C::KIND, plain);
+            let (a, b, c) = (A::Bits::view(&a), B::Bits::view(&b), C::Bits::view(&c));
+            for (lane, slot) in result.iter_mut().enumerate() {
+                *slot = f(
+                    A::from_bits(A::Bits::lane(a, lane)),
+                    B::from_bits(B::Bits::lane(b, lane)),
+                    C::from_bits(C::Bits::lane(c, lane)),
+                )
+                .to_bits();
+            }
+        }
+        R::Bits::store(wave, inst, R::KIND, plain, &result);
     }
 }
-
-/// What is called, with the types of its function.
-struct Call<O, F>(O, std::marker::PhantomData<F>);
 
 /// Runs `call` compiled for the CPU's vector unit.
 #[inline(always)]
@@ -325,27 +382,13 @@ pub(super) fn vectorised<T>(call: impl NullaryFnOnce<Output = T>) -> T {
 /// One source.
 #[inline(always)]
 pub(super) fn op1<A: Lane, R: Lane>(wave: &mut Wave, inst: &Inst, f: impl Fn(A) -> R) {
-    let f = move |a: A::Bits| f(A::from_bits(a)).to_bits();
-    let op = Op1 { wave, inst, kinds: [A::KIND], out: R::KIND, f };
-    vectorised(Call::<_, fn(A::Bits) -> R::Bits>(op, std::marker::PhantomData));
+    vectorised(Op1 { wave, inst, f, _types: Types::<(A, R)>(PhantomData) });
 }
 
 /// Two sources.
 #[inline(always)]
 pub(super) fn op2<A: Lane, B: Lane, R: Lane>(wave: &mut Wave, inst: &Inst, f: impl Fn(A, B) -> R) {
-    op2_lane(wave, inst, move |_, a, b| f(a, b));
-}
-
-/// Two sources and the number of the lane.
-#[inline(always)]
-pub(super) fn op2_lane<A: Lane, B: Lane, R: Lane>(
-    wave: &mut Wave,
-    inst: &Inst,
-    f: impl Fn(usize, A, B) -> R,
-) {
-    let f = move |lane: usize, a: A::Bits, b: B::Bits| f(lane, A::from_bits(a), B::from_bits(b)).to_bits();
-    let op = Op2 { wave, inst, kinds: [A::KIND, B::KIND], out: R::KIND, f };
-    vectorised(Call::<_, fn(A::Bits, B::Bits) -> R::Bits>(op, std::marker::PhantomData));
+    vectorised(Op2 { wave, inst, f, _types: Types::<(A, B, R)>(PhantomData) });
 }
 
 /// Three sources.
@@ -355,11 +398,40 @@ pub(super) fn op3<A: Lane, B: Lane, C: Lane, R: Lane>(
     inst: &Inst,
     f: impl Fn(A, B, C) -> R,
 ) {
-    let f = move |a: A::Bits, b: B::Bits, c: C::Bits| {
-        f(A::from_bits(a), B::from_bits(b), C::from_bits(c)).to_bits()
-    };
-    let op = Op3 { wave, inst, kinds: [A::KIND, B::KIND, C::KIND], out: R::KIND, f };
-    vectorised(Call::<_, fn(A::Bits, B::Bits, C::Bits) -> R::Bits>(op, std::marker::PhantomData));
+    vectorised(Op3 { wave, inst, f, _types: Types::<(A, B, C, R)>(PhantomData) });
+}
+
+/// Two 32-bit sources, the first of which is masked with a row that is the same for all waves.
+#[inline(always)]
+pub(super) fn op2_masked(wave: &mut Wave, inst: &Inst, mask: &Row, f: impl Fn(u32, u32) -> u32) {
+    vectorised(Masked { wave, inst, mask, f });
+}
+
+struct Masked<'a, F> {
+    wave: &'a mut Wave,
+    inst: &'a Inst,
+    mask: &'a Row,
+    f: F,
+}
+
+impl<F: Fn(u32, u32) -> u32> NullaryFnOnce for Masked<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Masked { wave, inst, mask, f } = self;
+        let plain = is_plain(wave, inst, &[Kind::I32, Kind::I32], Kind::I32);
+        let mut result = [0; LANES];
+        {
+            let a = u32::fetch(wave, inst, 0, Kind::I32, plain);
+            let b = u32::fetch(wave, inst, 1, Kind::I32, plain);
+            let (a, b) = (a.get(), b.get());
+            for (lane, slot) in result.iter_mut().enumerate() {
+                *slot = f(at(a, lane) & at(&mask.0, lane), at(b, lane));
+            }
+        }
+        u32::store(wave, inst, Kind::I32, plain, &result);
+    }
 }
 
 /// All ones or zero.
@@ -368,34 +440,35 @@ pub(super) fn ones(set: bool) -> u32 {
     if set { u32::MAX } else { 0 }
 }
 
-struct Compare<'a, F> {
+struct Compare<'a, F, T> {
     wave: &'a mut Wave,
     inst: &'a Inst,
-    kinds: [Kind; 2],
     f: F,
+    _types: Types<T>,
 }
 
-impl<A: Bits, B: Bits, F: Fn(A, B) -> bool> NullaryFnOnce for Call<Compare<'_, F>, fn(A, B)> {
+impl<A: Lane, B: Lane, F: Fn(A, B) -> bool> NullaryFnOnce for Compare<'_, F, (A, B)> {
     type Output = u64;
 
     #[inline(always)]
     fn call(self) -> u64 {
-        let Compare { wave, inst, kinds, f } = self.0;
-        let plain = is_plain(wave, inst, &kinds, Kind::Mask);
-        let [ka, kb] = kinds;
-        let a = A::fetch(wave, inst, 0, ka, plain);
-        let b = B::fetch(wave, inst, 1, kb, plain);
-        let (a, b) = (a.get(), b.get());
-        lanes_of(&Row(each(|lane| ones(f(at(a, lane), at(b, lane))))))
+        let Compare { wave, inst, f, .. } = self;
+        let plain = is_plain(wave, inst, &[A::KIND, B::KIND], Kind::Mask);
+        let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
+        let b = B::Bits::fetch(wave, inst, 1, B::KIND, plain);
+        let (a, b) = (A::Bits::view(&a), B::Bits::view(&b));
+        let mut mask = Row::ZERO;
+        for (lane, slot) in mask.0.iter_mut().enumerate() {
+            *slot = ones(f(A::from_bits(A::Bits::lane(a, lane)), B::from_bits(B::Bits::lane(b, lane))));
+        }
+        lanes_of(&mask)
     }
 }
 
 /// Compares two sources; the result is a mask in which lanes that are off are 0. `v_cmpx` writes EXEC, too.
 #[inline(always)]
 pub(super) fn compare<A: Lane, B: Lane>(wave: &mut Wave, inst: &Inst, f: impl Fn(A, B) -> bool) {
-    let f = move |a: A::Bits, b: B::Bits| f(A::from_bits(a), B::from_bits(b));
-    let compare = Compare { wave, inst, kinds: [A::KIND, B::KIND], f };
-    let mask = vectorised(Call::<_, fn(A::Bits, B::Bits)>(compare, std::marker::PhantomData)) & wave.exec();
+    let mask = vectorised(Compare { wave, inst, f, _types: Types::<(A, B)>(PhantomData) }) & wave.exec();
     if let Dst::Sgpr(n) = inst.dst {
         wave.set_sgpr64(n, mask);
     }
@@ -426,14 +499,16 @@ impl<F: Fn(u32, u32, u32) -> (u32, u32)> NullaryFnOnce for WithMask<'_, F> {
         let WithMask { wave, inst, mask, f } = self;
         let plain = is_plain(wave, inst, &[Kind::I32, Kind::I32], Kind::I32);
         let mask = mask_row(mask);
-        let (result, out) = {
+        let mut result = [0; LANES];
+        let mut out = Row::ZERO;
+        {
             let a = u32::fetch(wave, inst, 0, Kind::I32, plain);
             let b = u32::fetch(wave, inst, 1, Kind::I32, plain);
             let (a, b) = (a.get(), b.get());
-            let both = |lane| f(at(a, lane), at(b, lane), at(&mask.0, lane));
-            // Two loops: each vectorises, one of pairs would not.
-            (each(|lane| both(lane).0), Row(each(|lane| both(lane).1)))
-        };
+            for (lane, (slot, bit)) in result.iter_mut().zip(&mut out.0).enumerate() {
+                (*slot, *bit) = f(at(a, lane), at(b, lane), at(&mask.0, lane));
+            }
+        }
         u32::store(wave, inst, Kind::I32, plain, &result);
         lanes_of(&out)
     }
@@ -452,42 +527,106 @@ pub(super) fn op2_mask(
     vectorised(WithMask { wave, inst, mask, f }) & lanes
 }
 
+struct WithFlag<'a, F, T> {
+    wave: &'a mut Wave,
+    inst: &'a Inst,
+    vcc: u64,
+    f: F,
+    _types: Types<T>,
+}
+
+impl<A: Lane, C: Lane, F: Fn(A, A, C, bool) -> (C, bool)> NullaryFnOnce for WithFlag<'_, F, (A, C)> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn call(self) -> u64 {
+        let WithFlag { wave, inst, vcc, f, .. } = self;
+        let plain = is_plain(wave, inst, &[A::KIND, C::KIND], C::KIND);
+        let vcc = mask_row(vcc);
+        let mut result = [C::Bits::default(); LANES];
+        let mut flags = Row::ZERO;
+        {
+            let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
+            let b = A::Bits::fetch(wave, inst, 1, A::KIND, plain);
+            let c = C::Bits::fetch(wave, inst, 2, C::KIND, plain);
+            let (a, b, c) = (A::Bits::view(&a), A::Bits::view(&b), C::Bits::view(&c));
+            for (lane, (slot, flag)) in result.iter_mut().zip(&mut flags.0).enumerate() {
+                let (value, set) = f(
+                    A::from_bits(A::Bits::lane(a, lane)),
+                    A::from_bits(A::Bits::lane(b, lane)),
+                    C::from_bits(C::Bits::lane(c, lane)),
+                    at(&vcc.0, lane) != 0,
+                );
+                *slot = value.to_bits();
+                *flag = ones(set);
+            }
+        }
+        C::Bits::store(wave, inst, C::KIND, plain, &result);
+        lanes_of(&flags)
+    }
+}
+
 /// Three sources and VCC.
 #[inline(always)]
 pub(super) fn op3_mask<T: Lane>(wave: &mut Wave, inst: &Inst, f: impl Fn(T, T, T, bool) -> T) {
     let vcc = wave.vcc();
-    let plain = is_plain(wave, inst, &[T::KIND], T::KIND);
-    let result = {
-        let a = T::Bits::fetch(wave, inst, 0, T::KIND, plain);
-        let b = T::Bits::fetch(wave, inst, 1, T::KIND, plain);
-        let c = T::Bits::fetch(wave, inst, 2, T::KIND, plain);
-        let (a, b, c) = (a.get(), b.get(), c.get());
-        let value = |lanes, lane| T::from_bits(at::<T::Bits>(lanes, lane));
-        each(|lane| f(value(a, lane), value(b, lane), value(c, lane), vcc >> lane & 1 == 1).to_bits())
-    };
-    T::Bits::store(wave, inst, T::KIND, plain, &result);
+    let f = move |a, b, c, flag| (f(a, b, c, flag), false);
+    vectorised(WithFlag { wave, inst, vcc, f, _types: Types::<(T, T)>(PhantomData) });
 }
 
 /// Three sources, and a flag as the second result, which becomes a mask in which lanes that are off are 0.
 #[inline(always)]
 pub(super) fn op3_flag<A: Lane, C: Lane>(wave: &mut Wave, inst: &Inst, f: impl Fn(A, A, C) -> (C, bool)) {
-    let plain = is_plain(wave, inst, &[A::KIND, C::KIND], C::KIND);
-    let mut flags = 0u64;
-    let result = {
-        let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
-        let b = A::Bits::fetch(wave, inst, 1, A::KIND, plain);
-        let c = C::Bits::fetch(wave, inst, 2, C::KIND, plain);
-        let (a, b, c) = (a.get(), b.get(), c.get());
-        each(|lane| {
-            let (value, flag) =
-                f(A::from_bits(at(a, lane)), A::from_bits(at(b, lane)), C::from_bits(at(c, lane)));
-            flags |= u64::from(flag) << lane;
-            value.to_bits()
-        })
-    };
-    let flags = flags & wave.exec();
-    C::Bits::store(wave, inst, C::KIND, plain, &result);
+    let exec = wave.exec();
+    let f = move |a, b, c, _| f(a, b, c);
+    let flags = vectorised(WithFlag { wave, inst, vcc: 0, f, _types: Types::<(A, C)>(PhantomData) }) & exec;
     if let Dst::Sgpr(n) = inst.sdst {
         wave.set_sgpr64(n, flags);
+    }
+}
+
+/// Runs a function of three rows, prepared by `source` for each of `src[0]` to `src[2]`.
+#[inline(always)]
+pub(super) fn rows3(
+    wave: &Wave,
+    inst: &Inst,
+    source: impl Fn(&Wave, &Inst, usize) -> Row,
+    f: impl Apply,
+) -> Row {
+    let (a, b, c) = (source(wave, inst, 0), source(wave, inst, 1), source(wave, inst, 2));
+    vectorised(Rows3 { a: &a, b: &b, c: &c, f })
+}
+
+struct Rows3<'a, F> {
+    a: &'a Row,
+    b: &'a Row,
+    c: &'a Row,
+    f: F,
+}
+
+impl<F: Apply> NullaryFnOnce for Rows3<'_, F> {
+    type Output = Row;
+
+    #[inline(always)]
+    fn call(self) -> Row {
+        let Rows3 { a, b, c, f } = self;
+        let mut result = Row::ZERO;
+        for (lane, slot) in result.0.iter_mut().enumerate() {
+            *slot = f.apply(at(&a.0, lane), at(&b.0, lane), at(&c.0, lane));
+        }
+        result
+    }
+}
+
+/// A function of three lanes that is compiled into the loop that calls it.
+pub(super) trait Apply {
+    /// The result of a lane.
+    fn apply(&self, a: u32, b: u32, c: u32) -> u32;
+}
+
+impl<F: Fn(u32, u32, u32) -> u32> Apply for F {
+    #[inline(always)]
+    fn apply(&self, a: u32, b: u32, c: u32) -> u32 {
+        self(a, b, c)
     }
 }

@@ -148,7 +148,7 @@ pub(super) fn flush64(bits: u64) -> u64 {
 }
 
 /// A source of 64 bits, with everything that the instruction asks for.
-pub(super) fn fetch64(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> [u64; LANES] {
+pub(super) fn fetch64(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> (Row, Row) {
     let src = inst.src.get(index).copied().unwrap_or_default();
     let mut lanes = match (src, scalar(wave, src, kind)) {
         (_, Some(value)) => [value; LANES],
@@ -167,7 +167,7 @@ pub(super) fn fetch64(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> [u6
             lanes = each(|lane| at(&lanes, lane) ^ SIGN64);
         }
     }
-    lanes
+    split(&lanes)
 }
 
 /// A mask, one bit a lane: an SGPR pair or a constant.

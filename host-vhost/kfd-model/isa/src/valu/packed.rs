@@ -1,24 +1,31 @@
 //! VOP3P: operations on two 16-bit halves, mixed precision and dot products.
 
 use super::Handler;
-use super::float16::fma;
-use super::float32::{max, min};
 use super::integer::{saturate, saturate_u};
-use super::lanes::{at, each};
+use super::lanes::{Apply, at, each, rows3};
 use super::operand::{clamp32, flush32, raw32, store32};
 use super::transcendental;
 use super::{divide, half};
 use crate::inst::{Dst, Inst};
 use crate::op::{Kind, Op};
-use crate::wave::{LANES, Row, Wave};
+use crate::wave::{Row, Wave};
 
 /// The handler of an opcode of this module.
 pub(super) const fn handler(op: Op) -> Option<Handler> {
     Some(match op {
         Op::VPkAddU16 => |w, i| integer(w, i, |a, b, _| a + b, |v| v.clamp(0, 0xffff), unsigned),
         Op::VPkSubU16 => |w, i| integer(w, i, |a, b, _| a - b, |v| v.clamp(0, 0xffff), unsigned),
-        Op::VPkMadU16 => |w, i| integer(w, i, |a, b, c| a * b + c, |v| v.clamp(0, 0xffff), unsigned),
-        Op::VPkMulLoU16 => |w, i| integer(w, i, |a, b, _| a * b, |v| v, unsigned),
+        Op::VPkMadU16 => |w, i| {
+            // The exact result needs 33 bits, but as an unsigned number 32.
+            integer(
+                w,
+                i,
+                |a, b, c| a.wrapping_mul(b).wrapping_add(c),
+                |v| (v as u32).min(0xffff) as i32,
+                unsigned,
+            );
+        },
+        Op::VPkMulLoU16 => |w, i| integer(w, i, |a, b, _| a.wrapping_mul(b), |v| v, unsigned),
         Op::VPkMaxU16 => |w, i| integer(w, i, |a, b, _| a.max(b), |v| v, unsigned),
         Op::VPkMinU16 => |w, i| integer(w, i, |a, b, _| a.min(b), |v| v, unsigned),
         Op::VPkLshlrevB16 => |w, i| integer(w, i, |a, b, _| b << (a & 15), |v| v, unsigned),
@@ -30,24 +37,22 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
         Op::VPkMinI16 => |w, i| integer(w, i, |a, b, _| a.min(b), |v| v, signed),
         Op::VPkAshrrevI16 => |w, i| integer(w, i, |a, b, _| b >> (a & 15), |v| v, signed),
 
-        Op::VPkAddF16 => |w, i| float(w, i, |a, b, _| half::from_f32(half::to_f32(a) + half::to_f32(b))),
-        Op::VPkMulF16 => |w, i| float(w, i, |a, b, _| half::from_f32(half::to_f32(a) * half::to_f32(b))),
-        Op::VPkFmaF16 => |w, i| float(w, i, |a, b, c| fma(half::to_f32(a), half::to_f32(b), half::to_f32(c))),
+        Op::VPkAddF16 => |w, i| float(w, i, add),
+        Op::VPkMulF16 => |w, i| float(w, i, mul),
+        Op::VPkFmaF16 => |w, i| float(w, i, fma),
         Op::VPkMinF16 => |w, i| {
-            let ieee = w.mode.ieee();
-            float(w, i, move |a, b, _| half::from_f32(min(half::to_f32(a), half::to_f32(b), ieee)));
+            if w.mode.ieee() { float(w, i, min::<true>) } else { float(w, i, min::<false>) }
         },
         Op::VPkMaxF16 => |w, i| {
-            let ieee = w.mode.ieee();
-            float(w, i, move |a, b, _| half::from_f32(max(half::to_f32(a), half::to_f32(b), ieee)));
+            if w.mode.ieee() { float(w, i, max::<true>) } else { float(w, i, max::<false>) }
         },
 
         Op::VFmaMixF32 => |w, i| mix(w, i, Kind::F32, false, |a, b, c| a.mul_add(b, c).to_bits()),
         Op::VMadMixF32 => |w, i| mix(w, i, Kind::F32, true, |a, b, c| mad(a, b, c).to_bits()),
         Op::VFmaMixloF16 => |w, i| mix(w, i, Kind::F16, false, fma_to_half),
-        Op::VMadMixloF16 => |w, i| mix(w, i, Kind::F16, true, |a, b, c| half::from_f32(mad(a, b, c))),
+        Op::VMadMixloF16 => |w, i| mix(w, i, Kind::F16, true, mad_to_half),
         Op::VFmaMixhiF16 => |w, i| mix_high(w, i, false, fma_to_half),
-        Op::VMadMixhiF16 => |w, i| mix_high(w, i, true, |a, b, c| half::from_f32(mad(a, b, c))),
+        Op::VMadMixhiF16 => |w, i| mix_high(w, i, true, mad_to_half),
 
         Op::VDot2F32F16 => dot2_f32,
         Op::VDot2I32I16 => |w, i| dot(w, i, true, 16, |a, b| i64::from(a as i16) * i64::from(b as i16)),
@@ -60,26 +65,39 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
     })
 }
 
-/// The halves of `src[index]` that the low result and the high result are computed from, in the low 16 bits.
-fn halves(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> (Row, Row) {
+/// A source such that the low and the high result are computed from its low and high half.
+fn halves(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> Row {
     let row = raw32(wave, inst, index, kind);
-    let half = |high: bool| {
-        if high {
-            Row(each(|lane| at(&row.0, lane) >> 16))
-        } else {
-            Row(each(|lane| at(&row.0, lane) & 0xffff))
-        }
-    };
     let bit = 1u8 << index;
-    (half(inst.modifiers.op_sel & bit != 0), half(inst.modifiers.op_sel_hi & bit != 0))
+    let shift = |sel: u8| if sel & bit != 0 { 16 } else { 0 };
+    let (low, high) = (shift(inst.modifiers.op_sel), shift(inst.modifiers.op_sel_hi));
+    if (low, high) == (0, 16) {
+        return row;
+    }
+    Row(each(|lane| at(&row.0, lane) >> low & 0xffff | at(&row.0, lane) >> high << 16))
 }
 
-fn unsigned(half: u32) -> i64 {
-    i64::from(half & 0xffff)
+/// The same for f16 halves, negated and with denormals flushed as the instruction and MODE say.
+fn float_halves(wave: &Wave, inst: &Inst, index: usize) -> Row {
+    let mut row = halves(wave, inst, index, Kind::PkF16);
+    let bit = 1u8 << index;
+    if wave.mode.denorm64().flush_in {
+        row = Row(each(|lane| half::flush(at(&row.0, lane)) | half::flush(at(&row.0, lane) >> 16) << 16));
+    }
+    let sign = |neg: u8, sign: u32| if neg & bit != 0 { sign } else { 0 };
+    let signs = sign(inst.modifiers.neg, 0x8000) | sign(inst.modifiers.neg_hi, 0x8000_0000);
+    if signs != 0 {
+        row = Row(each(|lane| at(&row.0, lane) ^ signs));
+    }
+    row
 }
 
-fn signed(half: u32) -> i64 {
-    i64::from(half as i16)
+fn unsigned(half: u32) -> i32 {
+    (half & 0xffff) as i32
+}
+
+fn signed(half: u32) -> i32 {
+    i32::from(half as i16)
 }
 
 /// An integer operation on exact values; `limit` applies with CLAMP.
@@ -87,107 +105,130 @@ fn signed(half: u32) -> i64 {
 fn integer(
     wave: &mut Wave,
     inst: &Inst,
-    f: impl Fn(i64, i64, i64) -> i64,
-    limit: impl Fn(i64) -> i64,
-    value: impl Fn(u32) -> i64,
+    f: impl Fn(i32, i32, i32) -> i32,
+    limit: impl Fn(i32) -> i32,
+    value: impl Fn(u32) -> i32,
 ) {
-    let clamp = inst.modifiers.clamp;
-    let [a, b, c] = std::array::from_fn(|index| halves(wave, inst, index, Kind::PkI16));
-    let half = |a: u32, b: u32, c: u32| {
-        let exact = f(value(a), value(b), value(c));
-        (if clamp { limit(exact) } else { exact }) as u32 & 0xffff
+    let source = |wave: &Wave, inst: &Inst, index: usize| halves(wave, inst, index, Kind::PkI16);
+    let result = if inst.modifiers.clamp {
+        let half = |a, b, c| limit(f(value(a), value(b), value(c))) as u32 & 0xffff;
+        rows3(wave, inst, source, |a, b, c| half(a, b, c) | half(a >> 16, b >> 16, c >> 16) << 16)
+    } else {
+        let half = |a, b, c| f(value(a), value(b), value(c)) as u32 & 0xffff;
+        rows3(wave, inst, source, |a, b, c| half(a, b, c) | half(a >> 16, b >> 16, c >> 16) << 16)
     };
-    let result = each(|lane| {
-        let low = half(at(&a.0.0, lane), at(&b.0.0, lane), at(&c.0.0, lane));
-        low | half(at(&a.1.0, lane), at(&b.1.0, lane), at(&c.1.0, lane)) << 16
-    });
-    store32(wave, inst, Kind::PkI16, &Row(result));
+    store32(wave, inst, Kind::PkI16, &result);
+}
+
+/// A function applied to the low and to the high halves.
+struct BothHalves<F>(F);
+
+impl<F: Fn(u32, u32, u32) -> u32> Apply for BothHalves<F> {
+    #[inline(always)]
+    fn apply(&self, a: u32, b: u32, c: u32) -> u32 {
+        let low = (self.0)(a & 0xffff, b & 0xffff, c & 0xffff);
+        low | (self.0)(a >> 16, b >> 16, c >> 16) << 16
+    }
+}
+
+#[inline(always)]
+fn add(a: u32, b: u32, _: u32) -> u32 {
+    half::from_f32(half::to_f32(a) + half::to_f32(b))
+}
+
+#[inline(always)]
+fn mul(a: u32, b: u32, _: u32) -> u32 {
+    half::from_f32(half::to_f32(a) * half::to_f32(b))
+}
+
+#[inline(always)]
+fn fma(a: u32, b: u32, c: u32) -> u32 {
+    half::fma(half::to_f32(a), half::to_f32(b), half::to_f32(c))
+}
+
+#[inline(always)]
+fn min<const IEEE: bool>(a: u32, b: u32, _: u32) -> u32 {
+    half::min::<IEEE>(a, b)
+}
+
+#[inline(always)]
+fn max<const IEEE: bool>(a: u32, b: u32, _: u32) -> u32 {
+    half::max::<IEEE>(a, b)
 }
 
 /// A float operation on f16 bits.
 #[inline(always)]
 fn float(wave: &mut Wave, inst: &Inst, f: impl Fn(u32, u32, u32) -> u32) {
-    let denorm = wave.mode.denorm64();
-    let dx10 = wave.mode.dx10_clamp();
-    let clamp = inst.modifiers.clamp;
-    let source = |index: usize| {
-        let (low, high) = halves(wave, inst, index, Kind::PkF16);
-        let bit = 1u8 << index;
-        let adjust = |row: Row, negate: bool| {
-            let sign = if negate { 0x8000 } else { 0 };
-            let flushed = |bits: u32| if denorm.flush_in { half::flush(bits) } else { bits };
-            Row(each(|lane| flushed(at(&row.0, lane)) ^ sign))
-        };
-        (adjust(low, inst.modifiers.neg & bit != 0), adjust(high, inst.modifiers.neg_hi & bit != 0))
-    };
-    let [a, b, c] = std::array::from_fn(source);
-    let half = |a: u32, b: u32, c: u32| {
-        let mut bits = f(a, b, c);
-        if denorm.flush_out {
-            bits = half::flush(bits);
-        }
-        if clamp {
-            bits = half::from_f32(clamp32(half::to_f32(bits), dx10));
-        }
-        bits
-    };
-    let result = each(|lane| {
-        let low = half(at(&a.0.0, lane), at(&b.0.0, lane), at(&c.0.0, lane));
-        low | half(at(&a.1.0, lane), at(&b.1.0, lane), at(&c.1.0, lane)) << 16
-    });
-    store32(wave, inst, Kind::PkF16, &Row(result));
+    let mut result = rows3(wave, inst, float_halves, BothHalves(f));
+    let (flush, dx10) = (wave.mode.denorm64().flush_out, wave.mode.dx10_clamp());
+    if flush || inst.modifiers.clamp {
+        let finish = |bits: u32| finish_half(bits & 0xffff, flush, inst.modifiers.clamp, dx10);
+        result = Row(each(|lane| finish(at(&result.0, lane)) | finish(at(&result.0, lane) >> 16) << 16));
+    }
+    store32(wave, inst, Kind::PkF16, &result);
+}
+
+/// An f16 result with what MODE and CLAMP make of it.
+fn finish_half(bits: u32, flush: bool, clamp: bool, dx10: bool) -> u32 {
+    let bits = if flush { half::flush(bits) } else { bits };
+    if clamp { half::from_f32(clamp32(half::to_f32(bits), dx10)) } else { bits }
 }
 
 /// The f32 values of a mixed source: an f16 half if OP_SEL_HI says so. NEG_HI is the absolute value here.
-fn mixed(wave: &Wave, inst: &Inst, index: usize, flush: bool) -> [f32; LANES] {
+fn mixed(wave: &Wave, inst: &Inst, index: usize, flush: bool) -> Row {
     let m = &inst.modifiers;
     let bit = 1u8 << index;
     let is_half = m.op_sel_hi & bit != 0;
-    let row = raw32(wave, inst, index, if is_half { Kind::PkF16 } else { Kind::F32 });
-    let shift = if is_half && m.op_sel & bit != 0 { 16 } else { 0 };
-    let flush32_in = flush || wave.mode.denorm32().flush_in;
-    let flush16_in = wave.mode.denorm64().flush_in;
-    let (abs, neg) = ((m.abs | m.neg_hi) & bit != 0, m.neg & bit != 0);
-    each(|lane| {
-        let bits = at(&row.0, lane);
-        let value = if is_half {
-            let bits = bits >> shift & 0xffff;
-            half::to_f32(if flush16_in { half::flush(bits) } else { bits })
-        } else {
-            f32::from_bits(if flush32_in { flush32(bits) } else { bits })
-        };
-        let value = if abs { value.abs() } else { value };
-        if neg { -value } else { value }
-    })
+    let mut row = raw32(wave, inst, index, if is_half { Kind::PkF16 } else { Kind::F32 });
+    if is_half {
+        let shift = if m.op_sel & bit != 0 { 16 } else { 0 };
+        let flush = wave.mode.denorm64().flush_in;
+        let value = |bits: u32| half::to_f32(if flush { half::flush(bits) } else { bits });
+        row = Row(each(|lane| value(at(&row.0, lane) >> shift).to_bits()));
+    } else if flush || wave.mode.denorm32().flush_in {
+        row = Row(each(|lane| flush32(at(&row.0, lane))));
+    }
+    let clear = if (m.abs | m.neg_hi) & bit != 0 { 0x8000_0000 } else { 0 };
+    let flip = if m.neg & bit != 0 { 0x8000_0000 } else { 0 };
+    if clear | flip != 0 {
+        row = Row(each(|lane| at(&row.0, lane) & !clear ^ flip));
+    }
+    row
 }
 
-/// A mixed multiply-add; `flush` for those that know no f32 denormals.
+/// The results of a mixed multiply-add; `flush` for those that know no f32 denormals.
+#[inline(always)]
+fn mixed_results(wave: &Wave, inst: &Inst, flush: bool, f: impl Fn(f32, f32, f32) -> u32) -> Row {
+    let source = move |wave: &Wave, inst: &Inst, index: usize| mixed(wave, inst, index, flush);
+    rows3(wave, inst, source, Floats(f))
+}
+
+/// A function of f32 applied to bits.
+struct Floats<F>(F);
+
+impl<F: Fn(f32, f32, f32) -> u32> Apply for Floats<F> {
+    #[inline(always)]
+    fn apply(&self, a: u32, b: u32, c: u32) -> u32 {
+        (self.0)(f32::from_bits(a), f32::from_bits(b), f32::from_bits(c))
+    }
+}
+
 #[inline(always)]
 fn mix(wave: &mut Wave, inst: &Inst, out: Kind, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
-    let [a, b, c] = std::array::from_fn(|index| mixed(wave, inst, index, flush));
-    let result = each(|lane| f(at(&a, lane), at(&b, lane), at(&c, lane)));
-    store32(wave, inst, out, &Row(result));
+    let result = mixed_results(wave, inst, flush, f);
+    store32(wave, inst, out, &result);
 }
 
 /// A mixed multiply-add whose result goes to the upper half of the destination.
 #[inline(always)]
 fn mix_high(wave: &mut Wave, inst: &Inst, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
     let Dst::Vgpr(n) = inst.dst else { return };
-    let [a, b, c] = std::array::from_fn(|index| mixed(wave, inst, index, flush));
-    let flush_out = wave.mode.denorm64().flush_out;
-    let (clamp, dx10) = (inst.modifiers.clamp, wave.mode.dx10_clamp());
-    let old = *wave.row(n);
-    let result = each(|lane| {
-        let mut bits = f(at(&a, lane), at(&b, lane), at(&c, lane));
-        if flush_out {
-            bits = half::flush(bits);
-        }
-        if clamp {
-            bits = half::from_f32(clamp32(half::to_f32(bits), dx10));
-        }
-        old.lane(lane) & 0xffff | bits << 16
-    });
-    wave.write_row(usize::from(n), &Row(result));
+    let result = mixed_results(wave, inst, flush, f);
+    let (flush, clamp, dx10) = (wave.mode.denorm64().flush_out, inst.modifiers.clamp, wave.mode.dx10_clamp());
+    let old = wave.row(n);
+    let merged =
+        each(|lane| at(&old.0, lane) & 0xffff | finish_half(at(&result.0, lane), flush, clamp, dx10) << 16);
+    wave.write_row(usize::from(n), &Row(merged));
 }
 
 /// A fused multiply-add rounded once, to f16.
@@ -197,31 +238,31 @@ fn fma_to_half(a: f32, b: f32, c: f32) -> u32 {
 }
 
 #[inline(always)]
+fn mad_to_half(a: f32, b: f32, c: f32) -> u32 {
+    half::from_f32(mad(a, b, c))
+}
+
+#[inline(always)]
 fn mad(a: f32, b: f32, c: f32) -> f32 {
     transcendental::flush32(transcendental::flush32(a * b) + c)
 }
 
 /// V_DOT2_F32_F16: the products are exact, the sum is rounded to f32 after each addition.
 fn dot2_f32(wave: &mut Wave, inst: &Inst) {
-    let source = |index: usize| {
-        let (low, high) = halves(wave, inst, index, Kind::PkF16);
-        let bit = 1u8 << index;
-        let value = |row: Row, negate: bool| -> [f32; LANES] {
-            each(|lane| if negate { -half::to_f32(at(&row.0, lane)) } else { half::to_f32(at(&row.0, lane)) })
-        };
-        (value(low, inst.modifiers.neg & bit != 0), value(high, inst.modifiers.neg_hi & bit != 0))
+    let source = |wave: &Wave, inst: &Inst, index: usize| {
+        if index < 2 {
+            return float_halves(wave, inst, index);
+        }
+        let row = raw32(wave, inst, index, Kind::F32);
+        let clear = if inst.modifiers.abs & 4 != 0 { 0x8000_0000 } else { 0 };
+        let flip = if inst.modifiers.neg & 4 != 0 { 0x8000_0000 } else { 0 };
+        Row(each(|lane| at(&row.0, lane) & !clear ^ flip))
     };
-    let [a, b] = std::array::from_fn(source);
-    let c = raw32(wave, inst, 2, Kind::F32);
-    let (abs, neg) = (inst.modifiers.abs & 4 != 0, inst.modifiers.neg & 4 != 0);
-    let result = each(|lane| {
-        let c = f32::from_bits(at(&c.0, lane));
-        let c = if abs { c.abs() } else { c };
-        let c = if neg { -c } else { c };
-        let first = at(&a.0, lane) * at(&b.0, lane) + c;
-        (at(&a.1, lane) * at(&b.1, lane) + first).to_bits()
+    let product = |a: u32, b: u32| half::to_f32(a) * half::to_f32(b);
+    let result = rows3(wave, inst, source, |a, b, c| {
+        (product(a >> 16, b >> 16) + (product(a, b) + f32::from_bits(c))).to_bits()
     });
-    store32(wave, inst, Kind::F32, &Row(result));
+    store32(wave, inst, Kind::F32, &result);
 }
 
 fn nibble(value: u32) -> i64 {
@@ -231,17 +272,14 @@ fn nibble(value: u32) -> i64 {
 /// An integer dot product with accumulation; CLAMP saturates.
 #[inline(always)]
 fn dot(wave: &mut Wave, inst: &Inst, signed: bool, bits: u32, f: impl Fn(u32, u32) -> i64) {
-    let [a, b, c] = std::array::from_fn(|index| raw32(wave, inst, index, Kind::I32));
-    let clamp = inst.modifiers.clamp;
-    let result = each(|lane| {
-        let (a, b, c) = (at(&a.0, lane), at(&b.0, lane), at(&c.0, lane));
-        let products: i64 = (0..32 / bits).map(|n| f(a >> (n * bits), b >> (n * bits))).sum();
-        let exact = products + if signed { i64::from(c as i32) } else { i64::from(c) };
-        match (clamp, signed) {
-            (false, _) => exact as u32,
-            (true, true) => saturate(exact),
-            (true, false) => saturate_u(exact as u64),
-        }
-    });
-    store32(wave, inst, Kind::I32, &Row(result));
+    let source = |wave: &Wave, inst: &Inst, index: usize| raw32(wave, inst, index, Kind::I32);
+    let products = |a: u32, b: u32| (0..32 / bits).map(|n| f(a >> (n * bits), b >> (n * bits))).sum::<i64>();
+    let result = if !inst.modifiers.clamp {
+        rows3(wave, inst, source, |a, b, c| (products(a, b) as u32).wrapping_add(c))
+    } else if signed {
+        rows3(wave, inst, source, |a, b, c| saturate(products(a, b) + i64::from(c as i32)))
+    } else {
+        rows3(wave, inst, source, |a, b, c| saturate_u((products(a, b) + i64::from(c)) as u64))
+    };
+    store32(wave, inst, Kind::I32, &result);
 }

@@ -1,7 +1,17 @@
 //! Each opcode on tables of values. Every table is run with all lanes on, with some on, with none on, with the
 //! destination being a source, and with sources in scalar registers, see [`Case`].
 
+#![allow(clippy::needless_range_loop, reason = "the numbers are those of lanes and sources")]
+
 mod basics;
+mod compare;
+mod conversions;
+mod division;
+mod floats;
+mod integers;
+mod modifiers;
+mod packed;
+mod subword;
 
 use super::execute;
 use crate::inst::{Dst, Inst, MemFlags, Modifiers, Src, SubWord};
@@ -44,6 +54,75 @@ pub(super) fn inst(op: Op, dst: Dst, src: &[Src]) -> Inst {
 /// Executes and unwraps.
 pub(super) fn run(wave: &mut Wave, inst: &Inst) {
     execute(wave, inst).expect("implemented");
+}
+
+/// Width of a float.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bits {
+    F16,
+    F32,
+    F64,
+}
+
+/// Pseudo-random numbers, the same in each run (Marsaglia's xorshift64).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 20) as usize % limit
+    }
+
+    /// Any bits, or, half of the time, a number near one, so that sums and products do not all overflow.
+    pub fn float(&mut self, width: Bits) -> u64 {
+        let any = self.next();
+        let near = any & 1 == 0;
+        match width {
+            Bits::F16 if near => any >> 8 & 0x83ff | (12 + (any >> 30) % 8) << 10,
+            Bits::F16 => any >> 8 & 0xffff,
+            Bits::F32 if near => any >> 8 & 0x807f_ffff | (115 + (any >> 45) % 30) << 23,
+            Bits::F32 => any >> 8 & 0xffff_ffff,
+            Bits::F64 if near => any & 0x800f_ffff_ffff_ffff | (1000 + (any >> 53) % 60) << 52,
+            Bits::F64 => any,
+        }
+    }
+}
+
+/// Runs an opcode on any number of sources in a mode.
+fn lanes<const N: usize>(case: &mut Case, sources: &[[u64; N]]) -> Vec<u64> {
+    let wide = Case::is_wide(case.inst.op.dst());
+    let mut results = Vec::new();
+    for chunk in sources.chunks(LANES) {
+        for n in 0..N {
+            let values = std::array::from_fn(|lane| chunk[lane % chunk.len()][n]);
+            case.put(SOURCES[n], Case::is_wide(case.kind(n)), &values);
+        }
+        run(&mut case.wave, &case.inst);
+        results.extend_from_slice(&case.get(DST, wide)[..chunk.len()]);
+    }
+    results
+}
+
+pub(super) fn lanes1(op: Op, mode: u32, sources: &[[u64; 1]]) -> Vec<u64> {
+    lanes(&mut Case::new(op).mode(mode), sources)
+}
+
+pub(super) fn lanes2(op: Op, mode: u32, sources: &[[u64; 2]]) -> Vec<u64> {
+    lanes(&mut Case::new(op).mode(mode), sources)
+}
+
+pub(super) fn lanes3(op: Op, mode: u32, sources: &[[u64; 3]]) -> Vec<u64> {
+    lanes(&mut Case::new(op).mode(mode), sources)
 }
 
 /// One opcode with the registers of the test and its modifiers.
@@ -163,7 +242,11 @@ impl Case {
             }
             let mut inst = self.inst;
             inst.dst = Dst::Vgpr(SOURCES[over]);
-            if super::operand::preserves_high_half(inst.op) || matches!(inst.sub, SubWord::Sdwa(_)) {
+            let keeps_half = matches!(inst.op, Op::VFmaMixhiF16 | Op::VMadMixhiF16);
+            if keeps_half
+                || super::operand::preserves_high_half(inst.op)
+                || matches!(inst.sub, SubWord::Sdwa(_))
+            {
                 continue;
             }
             run(&mut self.wave, &inst);
@@ -178,7 +261,11 @@ impl Case {
     fn check_scalar<const N: usize>(&mut self, table: &[([u64; N], u64)]) {
         let wide = Self::is_wide(self.inst.op.dst());
         let name = self.inst.op.row().name;
-        if !matches!(self.inst.sub, SubWord::None) || super::operand::preserves_high_half(self.inst.op) {
+        let keeps_half = matches!(self.inst.op, Op::VFmaMixhiF16 | Op::VMadMixhiF16);
+        if keeps_half
+            || !matches!(self.inst.sub, SubWord::None)
+            || super::operand::preserves_high_half(self.inst.op)
+        {
             return;
         }
         self.wave.set_exec(u64::MAX);

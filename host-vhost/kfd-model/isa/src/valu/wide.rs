@@ -2,7 +2,8 @@
 
 use super::Handler;
 use super::integer::{masked_sad_u8, sad_u8};
-use super::lanes::{Bits, at, each, op2, op3, op3_flag};
+use super::lanes::{at, each, join, op2, op3, op3_flag};
+use super::operand::{fetch32, fetch64};
 use crate::inst::{Dst, Inst, Src};
 use crate::op::{Kind, Op};
 use crate::wave::{Row, Wave};
@@ -55,12 +56,13 @@ fn mqsad_u32(wave: &mut Wave, inst: &Inst) {
     let (Dst::Vgpr(dst), Src::Vgpr(third)) = (inst.dst, inst.src.get(2).copied().unwrap_or_default()) else {
         return;
     };
-    let a = *u64::fetch(wave, inst, 0, Kind::I64, false).get();
-    let b = *u32::fetch(wave, inst, 1, Kind::I32, false).get();
+    let (low, high) = fetch64(wave, inst, 0, Kind::I64);
+    let a = join(&low, &high);
+    let b = fetch32(wave, inst, 1, Kind::I32);
     let sums: [Row; 4] = std::array::from_fn(|part| {
         let c = *wave.row_at(usize::from(third) + part);
         Row(each(|lane| {
-            let sad = masked_sad_u8((at(&a, lane) >> (8 * part)) as u32, at(&b, lane));
+            let sad = masked_sad_u8((at(&a, lane) >> (8 * part)) as u32, b.lane(lane));
             if inst.modifiers.clamp {
                 sad.saturating_add(c.lane(lane))
             } else {
