@@ -1,4 +1,6 @@
-//! What a wave sees of the rest of the machine: memory, clock, messages.
+//! What a wave sees of the rest of the machine: memory, clock, messages, global wave sync.
+
+use crate::gws;
 
 /// An access to memory that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +72,14 @@ pub trait Bus: Space {
 
     /// What was written before is seen by others before what is written after, and the other way round for reads.
     fn fence(&mut self);
+
+    /// Global wave sync, see [`gws::Gws::ask`].
+    fn gws(
+        &mut self,
+        resource: u32,
+        operation: gws::Operation,
+        ticket: Option<gws::Ticket>,
+    ) -> Option<gws::Ticket>;
 
     /// The cache of instructions is invalid (`s_icache_inv`).
     fn invalidate_code(&mut self);

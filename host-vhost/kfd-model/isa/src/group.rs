@@ -211,7 +211,14 @@ fn run_on_page(
             | Encoding::Flat
             | Encoding::Global
             | Encoding::Scratch
-            | Encoding::Mubuf => mem::execute(wave, inst, lds, machine).map_err(halt)?,
+            | Encoding::Mubuf => match mem::execute(wave, inst, lds, machine) {
+                Ok(()) => {}
+                Err(Stop::Wait) => {
+                    wave.pc = pc;
+                    return Ok((count, Flow::Sleep));
+                }
+                Err(stop) => return Err(halt(stop)),
+            },
             _ => valu::execute(wave, inst).map_err(halt)?,
         }
     }

@@ -12,6 +12,7 @@ pub mod bus;
 pub mod code;
 mod decode;
 pub mod group;
+pub mod gws;
 pub mod inst;
 pub mod mem;
 pub mod op;

@@ -30,7 +30,7 @@ pub fn execute(wave: &mut Wave, inst: &Inst, lds: &mut Lds, bus: &mut impl Bus) 
     match inst.encoding {
         Encoding::Smem => smem::execute(wave, inst, bus),
         Encoding::Flat | Encoding::Global | Encoding::Scratch => flat::execute(wave, inst, lds, bus),
-        Encoding::Ds => ds::execute(wave, inst, lds),
+        Encoding::Ds => ds::execute(wave, inst, lds, bus),
         Encoding::Mubuf => buffer::execute(wave, inst, bus),
         _ => Err(Stop::Illegal),
     }

@@ -24,6 +24,9 @@ pub enum Stop {
         /// The address.
         va: u64,
     },
+    /// Nothing is wrong: the instruction has to be executed again, since what it waits for has not happened.
+    #[error("the wave waits")]
+    Wait,
     /// `s_trap`, and no handler that goes on after it.
     #[error("trap {id}")]
     Trap {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::bus::{Bus, BusFault, Space};
 use crate::code::{CodePage, Fetch, PAGE};
 use crate::group::{Group, Halt, Progress};
+use crate::gws::{Gws, Operation, Ticket};
 use crate::inst::Inst;
 use crate::mem::lds::Lds;
 use crate::op::Target;
@@ -25,6 +26,8 @@ pub struct Machine {
     pub data: Vec<u8>,
     /// Messages that were sent, with M0.
     pub messages: Vec<(u16, u32)>,
+    /// Global wave sync.
+    pub gws: Gws,
     code: Arc<CodePage>,
 }
 
@@ -33,7 +36,12 @@ impl Machine {
         let mut words = code.to_vec();
         words.resize((PAGE / 4) as usize, 0);
         let data = (0..SIZE).map(|index| index as u8).collect();
-        Self { data, messages: Vec::new(), code: Arc::new(CodePage::new(Target::Gfx906, CODE, words)) }
+        Self {
+            data,
+            messages: Vec::new(),
+            gws: Gws::default(),
+            code: Arc::new(CodePage::new(Target::Gfx906, CODE, words)),
+        }
     }
 
     fn place(&mut self, va: u64, length: usize, write: bool) -> Result<&mut [u8], BusFault> {
@@ -113,6 +121,10 @@ impl Bus for Machine {
     }
 
     fn fence(&mut self) {}
+
+    fn gws(&mut self, resource: u32, operation: Operation, ticket: Option<Ticket>) -> Option<Ticket> {
+        self.gws.ask(resource, operation, ticket)
+    }
 
     fn invalidate_code(&mut self) {}
 }

@@ -203,6 +203,8 @@ pub struct Wave {
     pub status: u32,
     /// TRAPSTS.
     pub trapsts: u32,
+    /// What global wave sync gave it to wait with.
+    pub ticket: Option<crate::gws::Ticket>,
     /// Where LDS and private memory appear among flat addresses.
     pub apertures: Apertures,
     vgpr: Box<[Row; VGPRS]>,
@@ -222,6 +224,7 @@ impl Wave {
             mode: Mode::COMPUTE,
             status: 0,
             trapsts: 0,
+            ticket: None,
             apertures: Apertures::default(),
             vgpr: zeroed_rows(),
             mask_exec: u64::MAX,
@@ -240,6 +243,7 @@ impl Wave {
         self.mode = Mode::COMPUTE;
         self.status = 0;
         self.trapsts = 0;
+        self.ticket = None;
         self.set_exec(u64::MAX);
         for row in self.vgpr.iter_mut().take(vgprs) {
             *row = Row::ZERO;

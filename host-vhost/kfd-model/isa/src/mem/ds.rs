@@ -5,7 +5,8 @@ use super::lds::Lds;
 use super::permute;
 use super::rows::{Addresses, Small, lanes};
 use super::vector::{Linear, Registers, Shape, run};
-use crate::bus::Space;
+use crate::bus::{Bus, Space};
+use crate::gws::Operation;
 use crate::inst::{Dst, Inst, MemFlags, Src};
 use crate::op::Op;
 use crate::stop::Stop;
@@ -128,9 +129,9 @@ fn register(src: Src) -> u8 {
 /// # Errors
 /// [`Stop::NotSupported`] for global data share and what else there is not.
 #[inline]
-pub fn execute(wave: &mut Wave, inst: &Inst, lds: &mut Lds) -> Result<(), Stop> {
+pub fn execute(wave: &mut Wave, inst: &Inst, lds: &mut Lds, bus: &mut impl Bus) -> Result<(), Stop> {
     if inst.flags.contains(MemFlags::GDS) {
-        return Err(Stop::not_supported(inst.op));
+        return gws(wave, inst, bus);
     }
     let mask = wave.exec();
     if mask == 0 {
@@ -194,6 +195,29 @@ pub fn execute(wave: &mut Wave, inst: &Inst, lds: &mut Lds) -> Result<(), Stop> 
             Ok(())
         }
     }
+}
+
+/// Global wave sync; of the global data share itself there is nothing.
+#[cold]
+fn gws(wave: &mut Wave, inst: &Inst, bus: &mut impl Bus) -> Result<(), Stop> {
+    // The value of the first lane that is on.
+    let value = || {
+        let lane = wave.exec().trailing_zeros() as usize;
+        wave.row(register(inst.src[0])).lane(lane)
+    };
+    let operation = match inst.op {
+        Op::DsGwsInit => Operation::Init(value()),
+        Op::DsGwsSemaV => Operation::Release(1),
+        Op::DsGwsSemaBr => Operation::Release(value()),
+        Op::DsGwsSemaReleaseAll => Operation::ReleaseAll,
+        Op::DsGwsSemaP => Operation::Acquire,
+        Op::DsGwsBarrier => Operation::Barrier(value()),
+        _ => return Err(Stop::not_supported(inst.op)),
+    };
+    // M0 has the base in bits 21:16.
+    let resource = (wave.m0() >> 16 & 0x3f).wrapping_add(inst.imm as u32);
+    wave.ticket = bus.gws(resource, operation, wave.ticket);
+    if wave.ticket.is_some() { Err(Stop::Wait) } else { Ok(()) }
 }
 
 /// Atomic operations. Those with a comparand have it first, unlike those of FLAT.
