@@ -14,6 +14,7 @@
 
 pub mod aql;
 pub mod atomic;
+pub mod compute;
 pub mod dispatch;
 pub mod doorbell;
 pub mod failure;
@@ -25,6 +26,7 @@ pub mod runner;
 pub mod sdma;
 pub mod signal;
 pub mod slots;
+mod threads;
 mod transfer;
 pub mod view;
 pub mod windows;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use kfd_abi::drm::amdgpu::VmPageFlags;
@@ -12,8 +12,10 @@ use nix::errno::Errno;
 
 use crate::arena::{Arena, PAGE};
 use crate::dmabuf::{self, DmaBuf};
+use crate::engine::compute::Pool;
 use crate::engine::runner::Engines;
 use crate::engine::slots::Slots;
+use crate::engine::view::next_generation;
 use crate::events::Events;
 use crate::ids::Ids;
 use crate::kfd::ProcessQueue;
@@ -79,7 +81,11 @@ pub struct Device {
     pub queue_memory: QueueMemory,
     /// A memory fault took the process's queues off the GPU for good (`qcm_process_device::evicted`).
     pub evicted: Arc<AtomicBool>,
+    /// What runs its kernels, together with those of the process's other GPUs.
+    pub compute: Arc<Pool>,
     space: RwLock<AddressSpace>,
+    /// [`PageTable::generation`](crate::engine::view::PageTable::generation)
+    generation: AtomicU64,
 }
 
 /// Sizes in bytes of what a compute queue needs beside its ring (`kfd_queue_ctx_save_restore_size`).
@@ -119,7 +125,14 @@ impl Device {
 
     /// The page table to change.
     pub fn space_mut(&self) -> RwLockWriteGuard<'_, AddressSpace> {
-        self.space.write().unwrap_or_else(PoisonError::into_inner)
+        let space = self.space.write().unwrap_or_else(PoisonError::into_inner);
+        self.generation.store(next_generation(), Ordering::Relaxed);
+        space
+    }
+
+    /// Changes with the page table; it does not while that is held.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
     }
 }
 
@@ -284,6 +297,7 @@ impl Process {
         let limits = limits(machine, profile, &gpus.collect::<Vec<_>>());
         let mut devices = Vec::new();
         let mut states = Vec::new();
+        let compute = Arc::<Pool>::default();
         for node in topology.gpu_nodes() {
             let Some(gpu) = node.gpu.and_then(|index| profile.gpu.get(index)) else { continue };
             // Twice of what can be in use, so that no mix of sizes ever lacks a range.
@@ -293,8 +307,10 @@ impl Process {
             states.push(DeviceState::new(gpu));
             let (gpu_id, gpu, space) = (node.gpu_id, gpu.clone(), RwLock::default());
             let queue_memory = QueueMemory::of(&node.properties);
-            let evicted = Arc::default();
-            let device = Device { gpu_id, gpu, arena, sequences, queue_memory, evicted, space };
+            let (evicted, compute) = (Arc::default(), compute.clone());
+            let generation = next_generation().into();
+            let device =
+                Device { gpu_id, gpu, arena, sequences, queue_memory, evicted, compute, space, generation };
             devices.push(Arc::new(device));
         }
         Ok(Self {

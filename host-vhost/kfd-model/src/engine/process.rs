@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use kfd_abi::event::{HsaMemoryExceptionData, KFD_MEM_ERR_NO_RAS, MemoryExceptionFailure};
 use kfd_abi::queue::ContextSaveAreaHeader;
+use kfd_isa::Target;
 use kfd_seam::{Result, UserMemory, UserPtr};
 
 use super::aql::AqlQueue;
+use super::compute::{Compute, Machine};
 use super::pm4::Pm4Queue;
 use super::runner::Gpu;
 use super::sdma::{Layout, SdmaQueue};
@@ -73,25 +75,37 @@ impl Exceptions {
     }
 }
 
-/// The GPU for one queue of a process. Without an instruction set only kernels that do nothing run
-/// ([`EmptyKernels`]).
+/// The GPU for one queue of a process. Where the model does not have the GPU's instruction set, only kernels that do
+/// nothing run ([`EmptyKernels`]).
 pub fn gpu(device: &Arc<Device>, events: &Arc<Events>, exceptions: Option<Exceptions>) -> Gpu {
-    let (major, _, _) = gfx_version(device.gpu.gfx_target_version);
-    with_dispatcher(device, events, exceptions, Arc::new(EmptyKernels::for_gfx(major)))
-}
-
-/// The GPU for one queue of a process, with something that runs kernels.
-pub fn with_dispatcher(
-    device: &Arc<Device>,
-    events: &Arc<Events>,
-    exceptions: Option<Exceptions>,
-    dispatcher: Arc<dyn Dispatcher>,
-) -> Gpu {
+    let world = Arc::new(QueueWorld { device: device.clone(), events: events.clone(), exceptions });
+    let dispatcher: Arc<dyn Dispatcher> = match target(device.gpu.gfx_target_version) {
+        Some(target) => {
+            let machine = Machine {
+                gpu_id: device.gpu_id,
+                table: device.clone(),
+                world: world.clone(),
+                target,
+                units: device.gpu.shader.active_cus(),
+            };
+            Arc::new(Compute::new(machine, device.compute.clone()))
+        }
+        None => Arc::new(EmptyKernels::for_gfx(gfx_version(device.gpu.gfx_target_version).0)),
+    };
     Gpu {
         memory: Arc::new(View::new(device.gpu_id, device.clone())),
-        world: Arc::new(QueueWorld { device: device.clone(), events: events.clone(), exceptions }),
+        world,
         dispatcher,
         evicted: device.evicted.clone(),
+    }
+}
+
+/// The instruction set of a GPU, if the model has it.
+fn target(gfx_target_version: u32) -> Option<Target> {
+    match gfx_version(gfx_target_version) {
+        (9, 0, 0) => Some(Target::Gfx900),
+        (9, 0, 6) => Some(Target::Gfx906),
+        _ => None,
     }
 }
 

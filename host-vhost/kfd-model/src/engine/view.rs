@@ -10,7 +10,7 @@
 
 use std::os::raw::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLockReadGuard};
 
 use kfd_abi::drm::amdgpu::VmPageFlags;
@@ -28,17 +28,35 @@ use crate::space::{AddressSpace, Backing, Fault, FaultReason};
 pub trait PageTable: Send + Sync {
     /// The page table, which does not change as long as this is held.
     fn space(&self) -> RwLockReadGuard<'_, AddressSpace>;
+
+    /// A number that is another one whenever the page table may have changed, and that no other page table has. It does
+    /// not change as long as the page table is held.
+    fn generation(&self) -> u64;
+}
+
+/// The next number for [`PageTable::generation`].
+pub fn next_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl PageTable for Device {
     fn space(&self) -> RwLockReadGuard<'_, AddressSpace> {
         Device::space(self)
     }
+
+    fn generation(&self) -> u64 {
+        Device::generation(self)
+    }
 }
 
 impl<T: PageTable> PageTable for Arc<T> {
     fn space(&self) -> RwLockReadGuard<'_, AddressSpace> {
         T::space(self)
+    }
+
+    fn generation(&self) -> u64 {
+        T::generation(self)
     }
 }
 

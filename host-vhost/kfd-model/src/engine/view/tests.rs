@@ -12,6 +12,10 @@ impl PageTable for Table {
     fn space(&self) -> RwLockReadGuard<'_, AddressSpace> {
         self.0.read().unwrap()
     }
+
+    fn generation(&self) -> u64 {
+        0
+    }
 }
 
 const BOTH: VmPageFlags = VmPageFlags::PAGE_READABLE.union(VmPageFlags::PAGE_WRITEABLE);
