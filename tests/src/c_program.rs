@@ -60,13 +60,13 @@ impl CProgram {
         Self::compile_all(root, &files, &["libdrm_amdgpu.so.1", "libdrm.so.2"], place)
     }
 
-    /// Compiles `source` against ROCr's library of the package set below `root`, for [`Under::command`], which brings
-    /// the set's loader.
+    /// Compiles `source` against ROCr's library of the package set below `root`. With [`Place::Guest`] it runs on the host
+    /// as well, by [`Under::command`], which brings the set's loader.
     ///
     /// # Errors
     /// There is no C compiler, or the program does not compile.
-    pub fn compile_for_rocr(root: &Path, source: &Path) -> Result<Self> {
-        Self::compile_with(root, &[source], &["libhsa-runtime64.so.1"], Place::Guest)
+    pub fn compile_for_rocr(root: &Path, source: &Path, place: Place) -> Result<Self> {
+        Self::compile_with(root, &[source], &["libhsa-runtime64.so.1"], place)
     }
 
     fn compile_all(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {
@@ -115,6 +115,10 @@ impl CProgram {
             Under::Loopback { thunk, socket, .. } => {
                 command.env("LD_LIBRARY_PATH", format!("{}:{}", thunk.display(), own.display()));
                 command.env(LOOPBACK_VARIABLE, socket);
+            }
+            Under::Seam { library, socket } => {
+                command.env("LD_LIBRARY_PATH", &own);
+                command.env(LOOPBACK_VARIABLE, socket).env("LD_PRELOAD", library);
             }
         }
         command

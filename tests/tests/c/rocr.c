@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 /* The largest pageable copy, and what is staged at a time. */
 #define LARGEST (64u << 20)
 #define STAGE (4u << 20)
+#define MIB (1u << 20)
 
 static hsa_agent_t cpu, gpus[8];
 static unsigned gpu_count;
@@ -224,20 +226,32 @@ static void copies(void)
 	free(back_expected);
 }
 
-static void put(hsa_queue_t *queue, const void *packet)
+/* All of a packet but its first word, without which it is not there yet. */
+static uint32_t *body(hsa_queue_t *queue, uint64_t index, const void *packet)
+{
+	char *to = (char *)queue->base_address + index % queue->size * 64;
+	memcpy(to + 4, (const char *)packet + 4, 60);
+	return (uint32_t *)to;
+}
+
+static void publish(uint32_t *to, const void *packet)
+{
+	uint32_t first;
+	memcpy(&first, packet, 4);
+	__atomic_store_n(to, first, __ATOMIC_RELEASE);
+}
+
+static uint64_t put(hsa_queue_t *queue, const void *packet)
 {
 	uint64_t index = hsa_queue_add_write_index_relaxed(queue, 1);
 	while (index - hsa_queue_load_read_index_scacquire(queue) >= queue->size)
 		usleep(50);
-	char *to = (char *)queue->base_address + index % queue->size * 64;
-	uint32_t first;
-	memcpy(&first, packet, 4);
-	memcpy(to + 4, (const char *)packet + 4, 60);
-	__atomic_store_n((uint32_t *)to, first, __ATOMIC_RELEASE);
+	publish(body(queue, index, packet), packet);
 	hsa_signal_store_screlease(queue->doorbell_signal, (int64_t)index);
+	return index;
 }
 
-static void barrier(hsa_queue_t *queue, int type, unsigned count, const hsa_signal_t *dependencies, hsa_signal_t done)
+static hsa_barrier_packet_t barrier_packet(int type, unsigned count, const hsa_signal_t *dependencies, hsa_signal_t done)
 {
 	hsa_barrier_packet_t packet = { 0 };
 	packet.header = type | 1 << HSA_PACKET_HEADER_BARRIER | HSA_FENCE_SCOPE_SYSTEM << HSA_PACKET_HEADER_ACQUIRE
@@ -245,6 +259,12 @@ static void barrier(hsa_queue_t *queue, int type, unsigned count, const hsa_sign
 	for (unsigned i = 0; i < count; i++)
 		packet.dep_signal[i] = dependencies[i];
 	packet.completion_signal = done;
+	return packet;
+}
+
+static void barrier(hsa_queue_t *queue, int type, unsigned count, const hsa_signal_t *dependencies, hsa_signal_t done)
+{
+	hsa_barrier_packet_t packet = barrier_packet(type, count, dependencies, done);
 	put(queue, &packet);
 }
 
@@ -329,6 +349,19 @@ static void barriers(void)
 	blocked(done);
 	check("five do", hsa_signal_load_scacquire(a) == 0);
 
+	/* The third of four, and no fifth: all of four wait for it, one of them does not. */
+	for (unsigned i = 0; i < 4; i++)
+		hsa_signal_store_screlease(five[i], i == 2);
+	hsa_signal_store_screlease(a, 1);
+	hsa_signal_store_screlease(done, 1);
+	barrier(queues[0], HSA_PACKET_TYPE_BARRIER_AND, 4, five, a);
+	barrier(queues[1], HSA_PACKET_TYPE_BARRIER_OR, 4, five, done);
+	blocked(done);
+	usleep(5000);
+	check("all of four wait, one of them does not", hsa_signal_load_scacquire(a) == 1);
+	hsa_signal_store_screlease(five[2], 0);
+	blocked(a);
+
 	for (unsigned i = 0; i < 5; i++) {
 		for (unsigned k = 0; k < 5; k++)
 			hsa_signal_store_screlease(five[k], 1);
@@ -364,6 +397,86 @@ static void barriers(void)
 	MUST(hsa_signal_destroy(a));
 	MUST(hsa_signal_destroy(b));
 	MUST(hsa_signal_destroy(done));
+}
+
+static void slots(void)
+{
+	puts("= slots");
+	hsa_signal_t done[3], last = signal_of(1);
+	hsa_barrier_packet_t packets[3];
+	uint32_t *places[3];
+	for (unsigned i = 0; i < 3; i++)
+		done[i] = signal_of(1);
+	/* Three places are taken and rung for before any packet is there; they come as the third, the first, the second. */
+	uint64_t index = hsa_queue_add_write_index_relaxed(queues[0], 3);
+	for (unsigned i = 0; i < 3; i++) {
+		packets[i] = barrier_packet(HSA_PACKET_TYPE_BARRIER_AND, 0, NULL, done[i]);
+		places[i] = body(queues[0], index + i, &packets[i]);
+	}
+	hsa_signal_store_screlease(queues[0]->doorbell_signal, (int64_t)index + 2);
+	usleep(10000);
+	publish(places[2], &packets[2]);
+	usleep(10000);
+	check("the third waits for the first", hsa_signal_load_scacquire(done[2]) == 1);
+	publish(places[0], &packets[0]);
+	blocked(done[0]);
+	usleep(10000);
+	check("and for the second", hsa_signal_load_scacquire(done[1]) == 1 && hsa_signal_load_scacquire(done[2]) == 1);
+	publish(places[1], &packets[1]);
+	blocked(done[2]);
+	check("the second came before it", hsa_signal_load_scacquire(done[1]) == 0);
+
+	/* Ten times around the ring; each doorbell is rung twice, every third time with an older packet once more. */
+	hsa_signal_t all = signal_of(10 * 64 + 7);
+	hsa_barrier_packet_t packet = barrier_packet(HSA_PACKET_TYPE_BARRIER_AND, 0, NULL, all);
+	for (unsigned i = 0; i < 10 * 64 + 7; i++) {
+		index = put(queues[0], &packet);
+		hsa_signal_store_screlease(queues[0]->doorbell_signal, (int64_t)(i % 3 ? index : index - 1));
+	}
+	hsa_signal_store_screlease(queues[0]->doorbell_signal, (int64_t)index);
+	blocked(all);
+	barrier(queues[0], HSA_PACKET_TYPE_BARRIER_AND, 0, NULL, last);
+	blocked(last);
+	printf("after ten times around: %ld are left\n", (long)hsa_signal_load_scacquire(all));
+	for (unsigned i = 0; i < 3; i++)
+		MUST(hsa_signal_destroy(done[i]));
+	MUST(hsa_signal_destroy(all));
+	MUST(hsa_signal_destroy(last));
+}
+
+#define QUEUES 64
+#define PACKETS 50
+
+static void many(unsigned count)
+{
+	puts("= many");
+	hsa_queue_t *all[QUEUES];
+	hsa_signal_t left[QUEUES], gate = signal_of(1), behind = signal_of(1);
+	unsigned done = 0;
+	for (unsigned i = 0; i < count; i++) {
+		MUST(hsa_queue_create(gpus[0], 64, HSA_QUEUE_TYPE_MULTI, on_error, NULL, UINT32_MAX, UINT32_MAX, &all[i]));
+		left[i] = signal_of(PACKETS);
+	}
+	/* The first one stands all the time. */
+	barrier(all[0], HSA_PACKET_TYPE_BARRIER_AND, 1, &gate, behind);
+	for (unsigned k = 0; k < PACKETS; k++)
+		for (unsigned i = 0; i < count; i++)
+			barrier(all[i], HSA_PACKET_TYPE_BARRIER_AND, 0, NULL, left[i]);
+	for (unsigned i = 1; i < count; i++)
+		blocked(left[i]);
+	for (unsigned i = 1; i < count; i++)
+		done += hsa_signal_load_scacquire(left[i]) == 0;
+	check("all others are done", done == count - 1);
+	check("the first one stands", hsa_signal_load_scacquire(left[0]) == PACKETS);
+	hsa_signal_store_screlease(gate, 0);
+	blocked(left[0]);
+	check("and goes on", hsa_signal_load_scacquire(behind) == 0);
+	for (unsigned i = 0; i < count; i++) {
+		MUST(hsa_queue_destroy(all[i]));
+		MUST(hsa_signal_destroy(left[i]));
+	}
+	MUST(hsa_signal_destroy(gate));
+	MUST(hsa_signal_destroy(behind));
 }
 
 static void *sleeper(void *signal)
@@ -578,31 +691,131 @@ static void refused(void)
 	MUST(hsa_amd_memory_pool_free(on));
 }
 
-static void broken(void)
+/* A queue of its own gets a packet, which it must not take for done. */
+static void wrong(const char *what, uint16_t header, uint8_t format)
 {
-	puts("= a packet that is none for a GPU");
 	hsa_signal_t done = signal_of(1), other = signal_of(1);
-	hsa_barrier_packet_t packet = { 0 };
-	packet.header = HSA_PACKET_TYPE_AGENT_DISPATCH | 1 << HSA_PACKET_HEADER_BARRIER;
+	hsa_queue_t *queue;
+	unsigned before = errors();
+	printf("%s\n", what);
+	MUST(hsa_queue_create(gpus[0], 64, HSA_QUEUE_TYPE_MULTI, on_error, NULL, UINT32_MAX, UINT32_MAX, &queue));
+	hsa_amd_barrier_value_packet_t packet = { 0 };
+	packet.header = header | 1 << HSA_PACKET_HEADER_BARRIER;
+	packet.format = format;
 	packet.completion_signal = done;
-	put(queues[1], &packet);
-	while (errors() == 0)
+	put(queue, &packet);
+	while (errors() == before)
 		usleep(1000);
 	printf("the callback: %s\n", name(error.status));
-	check("for this queue", error.queue == queues[1]);
+	check("for this queue", error.queue == queue);
 	check("it is not done", hsa_signal_load_scacquire(done) == 1);
 	barrier(queues[0], HSA_PACKET_TYPE_BARRIER_AND, 0, NULL, other);
 	blocked(other);
-	puts("the other queue runs");
-	check("one error", errors() == 1);
+	check("the other queue runs, one error", errors() == before + 1);
+	MUST(hsa_queue_destroy(queue));
 	MUST(hsa_signal_destroy(done));
 	MUST(hsa_signal_destroy(other));
 }
 
-/* Without arguments all sections but "refused", else that one. */
+static void broken(void)
+{
+	puts("= packets that are none");
+	wrong("one for another kind of agent", HSA_PACKET_TYPE_AGENT_DISPATCH, 0);
+	wrong("one of a reserved type", 7, 0);
+	wrong("one of an unknown format", HSA_PACKET_TYPE_VENDOR_SPECIFIC, 77);
+}
+
+/* What a process does that comes fresh to the runtime: 1 MiB to the GPU and back. */
+static int use(void)
+{
+	alarm(120);
+	MUST(hsa_init());
+	MUST(hsa_iterate_agents(agent, NULL));
+	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
+	MUST(hsa_amd_agent_iterate_memory_pools(gpus[0], pool, &vram[0]));
+	unsigned char *from = host(MIB), *back = host(MIB), *on = device(0, MIB);
+	pattern(from, MIB, (uint64_t)getpid());
+	copy(on, gpus[0], from, cpu, MIB);
+	copy(back, cpu, on, gpus[0], MIB);
+	int differs = memcmp(from, back, MIB) != 0;
+	MUST(hsa_amd_memory_pool_free(from));
+	MUST(hsa_amd_memory_pool_free(back));
+	MUST(hsa_amd_memory_pool_free(on));
+	MUST(hsa_shut_down());
+	return differs;
+}
+
+static unsigned good(const pid_t *children, unsigned count)
+{
+	unsigned good = 0;
+	for (unsigned i = 0; i < count; i++) {
+		int status = -1;
+		waitpid(children[i], &status, 0);
+		good += WIFEXITED(status) && WEXITSTATUS(status) == 0;
+		if (status)
+			fprintf(stderr, "child %u: %#x\n", i, status);
+	}
+	return good;
+}
+
+/* Children before the runtime is used, after that with exec, and after that without. */
+static int family(char *program)
+{
+	pid_t children[8];
+	puts("= children");
+	for (unsigned i = 0; i < 8; i++)
+		if (!(children[i] = fork()))
+			_exit(use());
+	printf("forked before: %u of 8\n", good(children, 8));
+	MUST(hsa_init());
+	MUST(hsa_iterate_agents(agent, NULL));
+	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
+	MUST(hsa_amd_agent_iterate_memory_pools(gpus[0], pool, &vram[0]));
+	unsigned char *from = host(MIB), *back = host(MIB), *on = device(0, MIB);
+	pattern(from, MIB, 3);
+	for (unsigned i = 0; i < 8; i++)
+		if (!(children[i] = fork())) {
+			execl(program, program, "use", NULL);
+			_exit(99);
+		}
+	unsigned same = 0;
+	for (unsigned i = 0; i < 16; i++) {
+		memset(back, 0, MIB);
+		copy(on, gpus[0], from, cpu, MIB);
+		copy(back, cpu, on, gpus[0], MIB);
+		same += !memcmp(from, back, MIB);
+	}
+	printf("forked and executed: %u of 8\n", good(children, 8));
+	printf("the parent meanwhile: %u of 16\n", same);
+	/* Without exec the runtime is of no use to it, and says so. */
+	if (!(children[0] = fork())) {
+		void *memory;
+		alarm(60);
+		/* More than the runtime keeps in store. */
+		_exit(hsa_amd_memory_pool_allocate(vram[0], 64 * MIB, 0, &memory) == HSA_STATUS_SUCCESS);
+	}
+	printf("only forked, refused: %u of 1\n", good(children, 1));
+	memset(back, 0, MIB);
+	copy(back, cpu, on, gpus[0], MIB);
+	check("the parent goes on", !memcmp(from, back, MIB));
+	MUST(hsa_amd_memory_pool_free(from));
+	MUST(hsa_amd_memory_pool_free(back));
+	MUST(hsa_amd_memory_pool_free(on));
+	MUST(hsa_shut_down());
+	puts("= end");
+	return failures != 0;
+}
+
+/* Without arguments all sections but "refused" and "children", else that one; a number is that of the section "many"'s
+ * queues. */
 int main(int argc, char **argv)
 {
+	const char *only = argc > 1 ? argv[1] : "";
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (!strcmp(only, "use"))
+		return use();
+	if (!strcmp(only, "children"))
+		return family(argv[0]);
 	MUST(hsa_init());
 	MUST(hsa_iterate_agents(agent, NULL));
 	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
@@ -619,11 +832,13 @@ int main(int argc, char **argv)
 	MUST(hsa_amd_profiling_async_copy_enable(1));
 	for (unsigned i = 0; i < 2; i++)
 		MUST(hsa_queue_create(gpus[0], 64, HSA_QUEUE_TYPE_MULTI, on_error, NULL, UINT32_MAX, UINT32_MAX, &queues[i]));
-	if (argc > 1 && !strcmp(argv[1], "refused")) {
+	if (!strcmp(only, "refused")) {
 		refused();
 	} else {
 		copies();
 		barriers();
+		slots();
+		many(*only ? (unsigned)atoi(only) : QUEUES);
 		signals();
 		access_of_agents();
 		pageable();
