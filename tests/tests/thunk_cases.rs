@@ -153,6 +153,22 @@ fn signals_do_not_hide_the_gpu() {
     }
 }
 
+/// The tables of gfx9 and gfx10; there is none for gfx11 (libhsakmt's pmc_table.c).
+#[test]
+fn performance_counters_are_those_of_the_native_thunk() {
+    parts!(artifacts, root);
+    for (profile, line) in [
+        ("gfx906", "blocks: 20, at once: 158"),
+        ("gfx1030", "blocks: 15, at once: 129"),
+        ("gfx1100", "node 1: status 3"),
+    ] {
+        let both = both(&artifacts, &root, "counters", profile, &[]);
+        has(&both, line, 1);
+        has(&both, "a node too many: status 5", 1);
+        same(&both);
+    }
+}
+
 /// A native machine's memory banks as they must be in a guest.
 fn as_a_guest_sees_it(native: &str) -> String {
     let mut text = String::new();

@@ -2,16 +2,25 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+mod counters;
+
 use hsakmt_abi::counters::{HsaCounter, HsaPcSamplingInfo, HsaPmcTraceRoot};
 
 use super::exports;
 use super::pointer::{Address, In, Out};
+use crate::thunk::open;
 
 exports! {
     "profile";
     /// The performance counters of a node.
-    not_implemented("they are the host's perf events")
-    fn hsaKmtPmcGetCounterProperties(node_id: u32, counter_properties: Out<Address>);
+    done("what they count are perf events of the host, which guests do not get")
+    fn hsaKmtPmcGetCounterProperties(node_id: u32, counter_properties: Out<Address>) {
+        let thunk = open::current()?;
+        let place = counter_properties.required("CounterProperties")?;
+        let found = counters::properties(thunk.snapshot()?.node(node_id)?.gfx)?;
+        place.write(found.cast());
+        Ok(())
+    }
 
     /// Makes a trace of performance counters.
     not_implemented("they are the host's perf events")
