@@ -4,6 +4,7 @@
 //! rings, answers) -> transport (virtgpu: the guest's render node; loop-back: a VMM in this process).
 
 pub mod client;
+#[cfg(feature = "export")]
 pub mod export;
 pub mod thunk;
 pub mod transport;

@@ -19,6 +19,9 @@ pub const MODEL_VARIABLE: &str = "VIRTIO_KFD_MODEL";
 /// The package sets with a runtime.
 pub const SETS: [&str; 2] = ["rocm-trixie", "rocm-bookworm"];
 
+/// The package sets whose runtime has its thunk inside, the oldest first.
+pub const INSIDE: [&str; 2] = ["rocm-forky", "rocm-experimental"];
+
 /// The runtime of a package set.
 ///
 /// # Errors
@@ -47,6 +50,13 @@ pub enum Under<'a> {
         /// The daemon's socket.
         socket: &'a Path,
     },
+    /// AMD's own thunk on our `/dev/kfd`, which speaks to the daemon at this socket.
+    Seam {
+        /// Our library.
+        library: PathBuf,
+        /// The daemon's socket.
+        socket: &'a Path,
+    },
 }
 
 impl<'a> Under<'a> {
@@ -68,6 +78,14 @@ impl<'a> Under<'a> {
         Ok(Self::Loopback { thunk, library: artifacts.program("libkfd_model_preload.so")?, socket })
     }
 
+    /// AMD's thunk on our `/dev/kfd` in loop-back.
+    ///
+    /// # Errors
+    /// The library has not been built.
+    pub fn seam(artifacts: &Artifacts, socket: &'a Path) -> Result<Self> {
+        Ok(Self::Seam { library: artifacts.program("libkfd_preload.so")?, socket })
+    }
+
     /// A command that runs a program of `runtime`, or another program by its absolute path, with this under it.
     ///
     /// # Errors
@@ -84,6 +102,11 @@ impl<'a> Under<'a> {
                 let mut command = runtime.clone().with_libraries(thunk).command(name)?;
                 command.env(LOOPBACK_VARIABLE, socket);
                 command.env("LD_PRELOAD", library).env(MODEL_VARIABLE, "none");
+                command
+            }
+            Self::Seam { library, socket } => {
+                let mut command = runtime.command(name)?;
+                command.env(LOOPBACK_VARIABLE, socket).env("LD_PRELOAD", library);
                 command
             }
         };

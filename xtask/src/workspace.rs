@@ -10,6 +10,9 @@ use virtio_kfd_tests::artifacts::AGENT_TARGET;
 /// The programs and libraries of the host's side, by package.
 const PROGRAMS: &[&str] = &["vhost-user-kfd", "kfd-worker", "kfd-model-preload", "guest-thunk"];
 
+/// The guest's KFD-level library. Built together with guest-thunk it would export that crate's C functions as well.
+const SEAM: &[&str] = &["kfd-preload"];
+
 /// Programs that only the tests run, on the host and in guests, by package.
 const TEST_PROGRAMS: &[&str] = &["kfd-oracle", "kfd-hostile"];
 
@@ -66,11 +69,12 @@ impl Workspace {
         command
     }
 
-    /// Builds daemon, worker, model, guest library (not yet linked) and guest agent in release mode. cargo shows its own
+    /// Builds daemon, worker, model, guest libraries (libhsakmt not yet linked) and guest agent in release mode. cargo shows its own
     /// progress.
     pub fn build(&self) -> Result<()> {
         tool::require(&["cc"])?;
         self.build_packages(PROGRAMS)?;
+        self.build_packages(SEAM)?;
         eprintln!("build: kfd-agent");
         let mut agent = self.cargo(&["build", "--release", "-p", "kfd-agent", "--target", AGENT_TARGET]);
         // Static, so that it runs in any guest whatever its C library.

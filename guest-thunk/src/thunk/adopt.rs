@@ -18,7 +18,7 @@
 
 mod fault;
 mod fork;
-mod maps;
+pub mod maps;
 mod pages;
 mod patience;
 mod signals;

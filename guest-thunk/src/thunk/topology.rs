@@ -1,11 +1,11 @@
 //! The topology as the guest sees it: its own CPU nodes, then the host's GPU nodes (one snapshot at a time, as
 //! `hsaKmtAcquireSystemProperties` takes it).
 
-mod cpu;
-mod gpu;
-mod link;
+pub mod cpu;
+pub mod gpu;
+pub mod link;
 mod marketing;
-mod text;
+pub mod text;
 
 use std::path::Path;
 

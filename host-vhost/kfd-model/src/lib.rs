@@ -27,7 +27,6 @@ pub mod space;
 pub mod svm;
 pub mod sysfs;
 pub mod topology;
-pub mod tree;
 mod user;
 
 pub use model::{Model, ModelError};

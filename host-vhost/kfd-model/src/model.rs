@@ -10,6 +10,7 @@ use kfd_abi::event::HsaMemoryExceptionData;
 use kfd_abi::kfd::nr;
 use kfd_abi::mmap::{self, MmapType};
 use kfd_abi::queue::DOORBELL_SLICE_SIZE_GFX9;
+use kfd_seam::tree::Tree;
 use kfd_seam::{
     DeviceId, Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Opened, Request, Result, UserPtr,
 };
@@ -26,7 +27,6 @@ use crate::render::RenderFile;
 use crate::shared_machine::{MACHINE_VARIABLE, SharedMachine};
 use crate::space::{Fault, TRAP_HANDLER_SIZE};
 use crate::topology::Topology;
-use crate::tree::Tree;
 use crate::{debug, render, sysfs};
 
 /// Why there is no model.
@@ -290,11 +290,7 @@ impl DescriptorTable for Model {
 impl KfdService for Model {
     fn lookup(&self, path: &Path) -> Lookup {
         if path == Path::new("/proc/modules") {
-            // Programs ask lsmod whether the driver is loaded.
-            let mut modules = std::fs::read(path).unwrap_or_default();
-            if !modules.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"amdgpu ")) {
-                modules.extend(sysfs::module_line().into_bytes());
-            }
+            let modules = kfd_seam::sysfs::modules(std::fs::read(path).unwrap_or_default());
             return Lookup::Found(Entry::File(modules));
         }
         self.tree.lookup(path)

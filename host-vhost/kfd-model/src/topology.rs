@@ -8,17 +8,13 @@ pub use cache::CacheProperties;
 pub use link::{IoLink, IoLinkFlags};
 pub use node::{MemoryBank, NodeProperties};
 
+use kfd_seam::sysfs::FIRST_RENDER_MINOR;
+
 use crate::machine::Machine;
 use crate::profile::{Gpu, PciAddress, Profile};
 
 /// First processor id of the first GPU (`gpu_processor_id_low`).
 const FIRST_GPU_PROCESSOR_ID: u32 = 0x8000_1000;
-
-/// Render minor of the first GPU.
-pub const FIRST_RENDER_MINOR: u32 = 128;
-
-/// `DRM_MAJOR`.
-pub const DRM_MAJOR: u32 = 226;
 
 /// One node of the topology.
 #[derive(Clone, Debug, PartialEq)]

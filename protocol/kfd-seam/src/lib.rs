@@ -36,8 +36,10 @@ pub mod memory;
 mod path;
 pub mod service;
 mod streams;
+pub mod sysfs;
 mod table;
 mod trace;
+pub mod tree;
 
 pub use instance::{Bypass, Constructor, Preload};
 pub use memory::{Exchange, Request, UserMemory};

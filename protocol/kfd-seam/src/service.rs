@@ -151,6 +151,12 @@ pub trait KfdService: Send + Sync + 'static {
     /// number), `argument` the third argument. Returns the call's non-negative result.
     fn ioctl(&self, file: FileId, request: u32, argument: UserPtr) -> Result<i32>;
 
+    /// Serves an `mmap` of the device file by itself, for memory that no file and offset stand for; `address` is the call's.
+    /// The answer is where the memory is now. None leaves the call to [`mmap`](Self::mmap).
+    fn map(&self, _file: FileId, _request: &MapRequest, _address: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Says what an `mmap` of the device file shows.
     fn mmap(&self, file: FileId, request: &MapRequest) -> Result<MapSource>;
 

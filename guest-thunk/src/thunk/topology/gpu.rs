@@ -31,6 +31,10 @@ pub struct HostGpu {
 pub struct HostLink {
     /// The host's node that it leads to.
     pub to: u32,
+    /// `io_links` or `p2p_links`.
+    pub kind: &'static str,
+    /// Its number there.
+    pub number: u32,
     /// All else; the nodes in here are not set.
     pub properties: HsaIoLinkProperties,
 }
@@ -236,7 +240,7 @@ pub fn links(files: &Files, gpu: HostGpu) -> Vec<HostLink> {
                 flags: HsaLinkProperty(file.word("flags")),
                 ..Default::default()
             };
-            Some(HostLink { to: file.word("node_to"), properties })
+            Some(HostLink { to: file.word("node_to"), kind, number, properties })
         };
         links.extend(files.numbered(&directory).into_iter().filter_map(link));
     }

@@ -16,35 +16,76 @@ fn is_cpu(gpus: &[HostGpu], link: &HostLink) -> bool {
     gpus.iter().all(|gpu| gpu.number != link.to)
 }
 
-/// Adds the links of the GPUs, which stand behind the CPUs in `nodes`, in the order of `gpus`.
-pub fn connect(nodes: &mut [Node], cpus: usize, gpus: &[HostGpu], files: &Files) {
-    let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-    let Some((cpu_nodes, gpu_nodes)) = nodes.split_at_mut_checked(cpus) else { return };
-    for ((index, node), gpu) in gpu_nodes.iter_mut().enumerate().zip(gpus) {
-        let from = number(cpus.saturating_add(index));
-        let host = super::gpu::links(files, *gpu);
-        let direct = host.iter().filter(|link| is_cpu(gpus, link)).min_by_key(|link| link.properties.weight);
-        if let Some(direct) = direct {
-            let visible = node.banks.iter().any(|bank| bank.heap_type == HsaHeapType::FRAME_BUFFER_PUBLIC);
-            let distances: Vec<u32> = distances(cpu_nodes);
-            for ((cpu, cpu_node), distance) in (0u32..).zip(&mut *cpu_nodes).zip(distances) {
-                let there = HsaIoLinkProperties {
-                    node_from: from,
-                    node_to: cpu,
-                    weight: direct.properties.weight.saturating_add(distance),
-                    ..direct.properties
-                };
-                node.links.push(there);
+/// A link that the guest sees between a GPU and another node.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The guest's node that it leads from.
+    pub from: u32,
+    /// The guest's node that it leads to.
+    pub to: u32,
+    /// Its weight.
+    pub weight: u32,
+    /// Index of the GPU whose link it is on the host.
+    pub gpu: usize,
+    /// That link.
+    pub host: HostLink,
+}
+
+impl Route {
+    /// It, as a node's link.
+    fn properties(&self) -> HsaIoLinkProperties {
+        let Route { from, to, weight, host, .. } = *self;
+        HsaIoLinkProperties { node_from: from, node_to: to, weight, ..host.properties }
+    }
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+/// The links of the GPUs, which stand behind the CPUs, in the order of `gpus`. `visible` tells whether the CPU can reach a
+/// GPU's memory.
+pub fn routes(
+    cpu_nodes: &[Node],
+    gpus: &[HostGpu],
+    visible: impl Fn(usize) -> bool,
+    files: &Files,
+) -> Vec<Route> {
+    let mut routes = Vec::new();
+    let distances = distances(cpu_nodes);
+    let node_of = |index: usize| number(cpu_nodes.len().saturating_add(index));
+    for (index, gpu) in gpus.iter().enumerate() {
+        let from = node_of(index);
+        let links = super::gpu::links(files, *gpu);
+        let direct = links.iter().filter(|link| is_cpu(gpus, link)).min_by_key(|link| link.properties.weight);
+        if let Some(&host) = direct {
+            for (cpu, distance) in (0u32..).zip(&distances) {
+                let weight = host.properties.weight.saturating_add(*distance);
+                routes.push(Route { from, to: cpu, weight, gpu: index, host });
                 // The kernel has a link from a CPU to a GPU only where the CPU can reach the GPU's memory.
-                if visible {
-                    cpu_node.links.push(HsaIoLinkProperties { node_from: cpu, node_to: from, ..there });
+                if visible(index) {
+                    routes.push(Route { from: cpu, to: from, weight, gpu: index, host });
                 }
             }
         }
         let place = |link: &HostLink| gpus.iter().position(|other| other.number == link.to);
-        for (link, to) in host.iter().filter_map(|link| Some((link, place(link)?))) {
-            let node_to = number(cpus.saturating_add(to));
-            node.links.push(HsaIoLinkProperties { node_from: from, node_to, ..link.properties });
+        for (&host, to) in links.iter().filter_map(|link| Some((link, place(link)?))) {
+            routes.push(Route { from, to: node_of(to), weight: host.properties.weight, gpu: index, host });
+        }
+    }
+    routes
+}
+
+/// Adds the links of the GPUs, which stand behind the CPUs in `nodes`, in the order of `gpus`.
+pub fn connect(nodes: &mut [Node], cpus: usize, gpus: &[HostGpu], files: &Files) {
+    let Some((cpu_nodes, gpu_nodes)) = nodes.split_at_checked(cpus) else { return };
+    let is_public =
+        |node: &Node| node.banks.iter().any(|bank| bank.heap_type == HsaHeapType::FRAME_BUFFER_PUBLIC);
+    let visible = |index: usize| gpu_nodes.get(index).is_some_and(is_public);
+    for route in routes(cpu_nodes, gpus, visible, files) {
+        let from = usize::try_from(route.from).ok().and_then(|from| nodes.get_mut(from));
+        if let Some(node) = from {
+            node.links.push(route.properties());
         }
     }
     for node in nodes {

@@ -7,24 +7,10 @@ use kfd_seam::{KfdService, Preload};
 
 kfd_seam::preload!(Preload {
     name: "kfd-model",
-    prefixes: PREFIXES,
+    prefixes: kfd_seam::sysfs::PREFIXES,
     shared: kfd_model::dmabuf::recognise,
     service: model,
 });
-
-/// Where the files of [`kfd_model::sysfs`] lie.
-const PREFIXES: &[&str] = &[
-    "/dev/kfd",
-    "/dev/dri",
-    "/proc/modules",
-    "/sys/bus/pci/devices",
-    "/sys/class/drm",
-    "/sys/class/kfd",
-    "/sys/dev/char",
-    "/sys/devices/pci*",
-    "/sys/devices/virtual/kfd",
-    "/sys/module/amdgpu",
-];
 
 fn model() -> Result<Box<dyn KfdService>, Box<dyn Error + Send + Sync>> {
     Ok(Box::new(Model::from_environment()?))

@@ -79,6 +79,10 @@ pub unsafe fn mmap(
         flags,
     };
     let result = live(&held).and_then(|device| {
+        let served = device.instance.call(|service| service.map(device.file, &request, address as u64))?;
+        if let Some(address) = served {
+            return Ok(address as *mut c_void);
+        }
         let source = device.instance.call(|service| service.mmap(device.file, &request))?;
         let offset = i64::try_from(source.offset).map_err(|_| Errno::EINVAL)?;
         let file = source.file.as_raw_fd();

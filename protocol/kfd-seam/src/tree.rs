@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
-use kfd_seam::{DeviceId, DirEntry, Entry, EntryKind, Lookup};
+use crate::service::{DeviceId, DirEntry, Entry, EntryKind, Lookup};
 use nix::errno::Errno;
 
 /// Links that one path may go through (`MAXSYMLINKS`).
@@ -146,7 +146,7 @@ impl Tree {
                 Leaf::File(_) | Leaf::Device { .. } => Step::Done(Lookup::Missing(Errno::ENOTDIR)),
             };
         }
-        // A directory in which the model only adds names is found as one: its listing has both.
+        // A directory in which only names are added is found as one: its listing has both.
         Step::Done(Lookup::Found(current.entry()))
     }
 }

@@ -1,0 +1,183 @@
+//! Buffers, and what the CPU sees of them through the render node.
+#![allow(unsafe_code, reason = "addresses for mappings")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use guest_thunk::client::Client;
+use guest_thunk::thunk::lock::lock;
+use guest_thunk::transport::Blob;
+use kfd_abi::memory::AllocFlags;
+use kfd_seam::{MapRequest, Result};
+use nix::errno::Errno;
+use virtio_kfd_protocol::{GpuId, GuestVa, Handle};
+
+use crate::failure::{errno, transport};
+
+/// Smallest page of x86-64.
+pub const PAGE: u64 = 4096;
+
+/// The first offset that DRM gives out (`DRM_FILE_PAGE_OFFSET_START`).
+const FIRST_OFFSET: u64 = 1 << 32;
+
+/// Where the memory is.
+pub enum Memory {
+    /// Memory of the guest.
+    Guest(Arc<dyn Blob>),
+    /// Memory of the host, and what shows it once the CPU has mapped it.
+    Host {
+        /// Whether the CPU can be shown it.
+        visible: bool,
+        /// What shows it.
+        blob: Mutex<Option<Arc<dyn Blob>>>,
+    },
+    /// Doorbells.
+    Doorbells,
+}
+
+/// What changes in a buffer.
+pub struct State {
+    /// The host's number for it.
+    pub host: Handle,
+    /// GPUs that have it mapped.
+    pub mapped: Vec<GpuId>,
+}
+
+/// A buffer.
+pub struct Buffer {
+    /// The GPU that it was made for.
+    pub gpu: GpuId,
+    /// Its address on GPUs.
+    pub va: u64,
+    /// Bytes of addresses.
+    pub size: u64,
+    /// How it was asked for.
+    pub flags: AllocFlags,
+    /// Where `mmap` on the render node shows it; 0 for nowhere.
+    pub offset: u64,
+    /// What it is.
+    pub memory: Memory,
+    /// What changes.
+    pub state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By the handle that the program has.
+    all: BTreeMap<u64, Arc<Buffer>>,
+    /// By offset.
+    shown: BTreeMap<u64, Arc<Buffer>>,
+    next: u64,
+}
+
+/// All buffers of the process.
+#[derive(Default)]
+pub struct Buffers {
+    table: Mutex<Table>,
+}
+
+impl Buffers {
+    /// An offset that nothing else of this size has.
+    pub fn take_offset(&self, size: u64) -> Result<u64> {
+        let mut table = lock(&self.table);
+        let offset = table.next.max(FIRST_OFFSET);
+        table.next = offset.checked_add(size).ok_or(Errno::ENOMEM)?;
+        Ok(offset)
+    }
+
+    /// Writes one down by the host's number, which the program gets as its handle.
+    pub fn insert(&self, buffer: Buffer) -> u64 {
+        let handle = lock(&buffer.state).host.0;
+        let buffer = Arc::new(buffer);
+        let mut table = lock(&self.table);
+        if buffer.offset != 0 {
+            table.shown.insert(buffer.offset, Arc::clone(&buffer));
+        }
+        table.all.insert(handle, buffer);
+        handle
+    }
+
+    /// The buffer of a handle.
+    pub fn find(&self, handle: u64) -> Result<Arc<Buffer>> {
+        lock(&self.table).all.get(&handle).cloned().ok_or(Errno::EINVAL)
+    }
+
+    /// Forgets one that is freed.
+    pub fn remove(&self, handle: u64) {
+        let mut table = lock(&self.table);
+        if let Some(buffer) = table.all.remove(&handle) {
+            table.shown.remove(&buffer.offset);
+        }
+    }
+
+    /// Serves an `mmap` of a render node.
+    pub fn map(&self, client: &Client, request: &MapRequest, address: u64) -> Result<u64> {
+        let buffer = lock(&self.table).shown.get(&request.offset).cloned().ok_or(Errno::EINVAL)?;
+        let length = request.length.checked_next_multiple_of(PAGE).filter(|length| *length > 0);
+        let length = length.filter(|length| *length <= buffer.size).ok_or(Errno::EINVAL)?;
+        // TTM has no private mappings; those without any access only reserve addresses.
+        if request.flags & libc::MAP_SHARED == 0 {
+            if request.protection != libc::PROT_NONE {
+                return Err(Errno::EINVAL);
+            }
+            return place(request, address, length, |_| Ok(()));
+        }
+        let blob = match &buffer.memory {
+            Memory::Guest(blob) => Arc::clone(blob),
+            Memory::Host { visible: false, .. } => return Err(Errno::EPERM),
+            Memory::Host { blob, .. } => {
+                let mut shown = lock(blob);
+                match &*shown {
+                    Some(blob) => Arc::clone(blob),
+                    None => {
+                        let host = lock(&buffer.state).host;
+                        let made = client.host_memory(host, buffer.size).map_err(errno)?;
+                        Arc::clone(shown.insert(Arc::from(made)))
+                    }
+                }
+            }
+            Memory::Doorbells => return Err(Errno::EINVAL),
+        };
+        map_blob(&*blob, request, address, length)
+    }
+}
+
+/// Maps a blob where the program wants it.
+pub fn map_blob(blob: &dyn Blob, request: &MapRequest, address: u64, length: u64) -> Result<u64> {
+    place(request, address, length, |at| {
+        blob.map_fixed(GuestVa(at), length, request.protection).map_err(transport)
+    })
+}
+
+/// Takes the addresses as `mmap` does, inaccessible at first, and fills them. After an error they are free again, but for those
+/// that MAP_FIXED named.
+fn place(
+    request: &MapRequest,
+    address: u64,
+    length: u64,
+    fill: impl FnOnce(u64) -> Result<()>,
+) -> Result<u64> {
+    let (Ok(hint), Ok(bytes)) = (usize::try_from(address), usize::try_from(length)) else {
+        return Err(Errno::ENOMEM);
+    };
+    let asked = request.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
+    let flags = asked | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: what is mapped over is what the program named in its own mmap call; without MAP_FIXED nothing is.
+    let got = unsafe {
+        libc::mmap(std::ptr::with_exposed_provenance_mut(hint), bytes, libc::PROT_NONE, flags, -1, 0)
+    };
+    if got == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    let at = u64::try_from(got.expose_provenance()).map_err(|_| Errno::ENOMEM)?;
+    match fill(at) {
+        Ok(()) => Ok(at),
+        Err(error) => {
+            if asked == 0 {
+                // SAFETY: the range was made above, and the program has not been told of it.
+                let _ = unsafe { libc::munmap(got, bytes) };
+            }
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The KFD-level seam: Debian's unmodified rocminfo over AMD's own thunk, which runs on `libkfd_preload.so` in loop-back and,
+//! natively, on the model. With ROCr 6.4 and 7.2 the thunk is inside the runtime, so that no other library of ours
+//! could reach them. Expected: the native output, of which no line may differ.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use virtio_kfd_tests::native::{INSIDE, runtime, text};
+use virtio_kfd_tests::rocminfo::{gpus, system};
+use virtio_kfd_tests::{Artifacts, Daemon, Under, need};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// The runtimes with the thunk inside, and one that has AMD's thunk beside it.
+fn sets() -> impl Iterator<Item = &'static str> {
+    INSIDE.into_iter().chain(["rocm-trixie"])
+}
+
+macro_rules! parts {
+    ($artifacts:ident) => {
+        let $artifacts = need!(Artifacts::find());
+        need!($artifacts.program("vhost-user-kfd"));
+        need!($artifacts.program("libkfd_model_preload.so"));
+        need!($artifacts.program("libkfd_preload.so"));
+    };
+}
+
+/// Runs rocminfo natively and in loop-back on a profile, and compares all of what it prints.
+fn same_everywhere(artifacts: &Artifacts, set: &str, profile: &str) {
+    let runtime = runtime(artifacts, set).unwrap();
+    let rocminfo = |under: &Under<'_>| text(under.command(&runtime, Path::new("rocminfo")).unwrap(), LIMIT);
+    let native = rocminfo(&Under::model(artifacts, profile).unwrap())
+        .unwrap_or_else(|error| panic!("{set}, {profile}: {error:#}"));
+    let daemon = Daemon::start(artifacts, &format!("model:{profile}"), &[]).unwrap();
+    let ours = rocminfo(&Under::seam(artifacts, daemon.socket()).unwrap())
+        .unwrap_or_else(|error| panic!("{set}, {profile}: {error:#}\n{}", daemon.report()));
+    assert!(!gpus(&native).is_empty(), "{set}, {profile}:\n{native}");
+    assert!(gpus(&native).iter().all(|gpu| gpu.lines.len() > 60), "{set}, {profile}: whole sections");
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    for (number, (native, ours)) in lines(&native).iter().zip(&lines(&ours)).enumerate() {
+        assert_eq!(native, ours, "{set}, {profile}: line {number}: native, loop-back");
+    }
+    assert_eq!(native, ours, "{set}, {profile}");
+}
+
+#[test]
+fn rocminfo_is_the_same_natively_and_in_loopback() {
+    parts!(artifacts);
+    let mut ran = 0;
+    for set in sets() {
+        // A suite that has moved on must not fail the others.
+        if let Err(error) = artifacts.packages(set) {
+            println!("SKIP: package set {set}: {error:#}");
+            continue;
+        }
+        same_everywhere(&artifacts, set, "gfx906");
+        ran += 1;
+    }
+    println!("{ran} of {} package sets compared", sets().count());
+}
+
+#[test]
+fn other_boards_are_the_same_natively_and_in_loopback() {
+    parts!(artifacts);
+    let [_, newest] = INSIDE;
+    need!(artifacts.packages(newest));
+    for profile in ["gfx90a", "gfx942", "gfx1100", "gfx906x2", "gfx906x2-pcie"] {
+        same_everywhere(&artifacts, newest, profile);
+    }
+}
+
+/// Without a host there is no `/dev/kfd`, and it is said why.
+#[test]
+fn no_host_is_a_clean_end() {
+    parts!(artifacts);
+    let [set, _] = INSIDE;
+    need!(artifacts.packages(set));
+    let runtime = runtime(&artifacts, set).unwrap();
+    let nowhere = Under::seam(&artifacts, Path::new("/nonexistent/socket")).unwrap();
+    let command = nowhere.command(&runtime, Path::new("rocminfo")).unwrap();
+    let output = virtio_kfd_tests::native::run(command, LIMIT).unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("virtio-kfd: ") && said.contains("/nonexistent/socket"), "{said}");
+    assert!(system(&said).iter().all(|line| !line.starts_with("Runtime Version")), "{said}");
+}
