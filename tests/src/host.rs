@@ -1,7 +1,9 @@
 //! The daemon under test, and what it holds.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -26,8 +28,28 @@ const GPUS: &str = "gpus";
 #[derive(Debug)]
 pub struct Daemon {
     keeper: Keeper,
+    program: Program,
     socket: PathBuf,
     directory: tempfile::TempDir,
+}
+
+/// How a daemon is started.
+#[derive(Debug)]
+struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+    variables: Vec<(String, PathBuf)>,
+}
+
+impl Program {
+    fn start(&self, log: &Path) -> Result<Keeper> {
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments);
+        for (variable, place) in &self.variables {
+            command.env(variable, place);
+        }
+        Keeper::start(command, log, LIFE)
+    }
 }
 
 /// What processes hold, to be compared with what they held before.
@@ -71,19 +93,46 @@ impl Daemon {
         let directory =
             tempfile::Builder::new().prefix("kfd-daemon-").tempdir().context("temporary directory")?;
         let socket = directory.path().join("gpu");
-        let mut command = Command::new(artifacts.program("vhost-user-kfd")?);
+        let path = artifacts.program("vhost-user-kfd")?;
         // Before the daemon listens it looks for these; a skip is better than its error.
         artifacts.program("kfd-worker")?;
         artifacts.program("libkfd_model_preload.so")?;
-        command.arg("--socket").arg(&socket).args(["--kfd", kfd]).args(arguments);
+        let mut options: Vec<OsString> =
+            vec!["--socket".into(), socket.clone().into(), "--kfd".into(), kfd.into()];
+        options.extend(arguments.iter().map(OsString::from));
+        let mut variables = Vec::new();
         for (variable, name) in directories {
             let place = directory.path().join(name);
             fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
-            command.env(variable, place);
+            variables.push(((*variable).to_owned(), place));
         }
-        let keeper = Keeper::start(command, &directory.path().join("log"), LIFE)?;
+        let program = Program { path, arguments: options, variables };
+        let keeper = program.start(&directory.path().join("log"))?;
         keeper.wait_for_path(&socket, START)?;
-        Ok(Self { keeper, socket, directory })
+        Ok(Self { keeper, program, socket, directory })
+    }
+
+    /// Starts the daemon again, at the same path, in the place of one that is killed if it still runs. A path that was left
+    /// behind is the new one's to take away.
+    ///
+    /// # Errors
+    /// It does not listen.
+    pub fn restart(&mut self) -> Result<()> {
+        // A file system may give the new socket the number of the old one.
+        let identity = |path: &Path| {
+            fs::symlink_metadata(path).map(|data| (data.ino(), data.ctime(), data.ctime_nsec())).ok()
+        };
+        let left = identity(&self.socket);
+        let log = self.directory.path().join("log");
+        self.keeper = self.program.start(&log)?;
+        let begin = Instant::now();
+        while identity(&self.socket).is_none() || identity(&self.socket) == left {
+            if !self.is_running() || begin.elapsed() > START {
+                bail!("the daemon does not listen again\n{}", self.report());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     /// Where it listens.

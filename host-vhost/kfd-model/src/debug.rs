@@ -2,7 +2,8 @@
 //!
 //! A process that is started with [`DEBUG_VARIABLE`] set to a directory makes a file in it,
 //! `PID-RANDOM.mailbox`, and serves what is asked through that file until it ends. A test opens the file with
-//! [`Mailbox`] and so learns what the GPU's page table has at an address: the bytes, or the fault.
+//! [`Mailbox`] and so learns what the GPU's page table has at an address: the bytes, or the fault. It can also have a GPU
+//! reset, as far as events tell of that.
 //!
 //! The file is removed when the process exits. One that was killed leaves it behind, and so does a worker in its
 //! sandbox: [`Mailbox::find`] passes over files whose process is gone, and removes them.
@@ -16,6 +17,7 @@ mod client;
 mod server;
 
 pub use client::{Mailbox, MailboxError};
+pub use kfd_abi::event::HsaHwExceptionData;
 pub(crate) use server::Server;
 
 use std::fs::File;
@@ -59,6 +61,7 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 const FETCH: u32 = 2;
 const FIND: u32 = 3;
+const RESET: u32 = 4;
 
 /// The words, at the start of the file.
 #[repr(C)]

@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kfd_abi::drm::amdgpu::VmPageFlags;
+use kfd_abi::event::HsaHwExceptionData;
 use rustix::thread::{Timespec, futex};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     ANSWER_AT, Answer, BYTES_AT, CLIENT_LOCK, ENDING, FETCH, FILE_SIZE, FIND, MAGIC, MOST, Mapped,
-    QUESTION_AT, Question, READ, SERVER_LOCK, VERSION, WRITE, reason_of,
+    QUESTION_AT, Question, READ, RESET, SERVER_LOCK, VERSION, WRITE, reason_of,
 };
 use crate::locks;
 use crate::space::{Fault, FaultReason};
@@ -192,6 +193,16 @@ impl Mailbox {
         let answer = self.ask(&question, "find", None, None)?;
         let flags = VmPageFlags::from_bits_retain(answer.flags);
         Ok(Entry { start: answer.va, size: answer.size, flags })
+    }
+
+    /// Tells the process's events that a GPU was reset (`kfd_signal_reset_event`); what the GPU does goes on. Returns how many
+    /// events heard it.
+    ///
+    /// # Errors
+    /// [`MailboxError::Fault`] before the process has GPU memory.
+    pub fn reset(&self, data: &HsaHwExceptionData) -> Result<u64, MailboxError> {
+        let question = Question { operation: RESET, gpu_id: data.gpu_id, va: 0, length: 0 };
+        Ok(self.ask(&question, "reset", Some(data.as_bytes()), None)?.size)
     }
 
     /// One question, alone among the clients of this mailbox.

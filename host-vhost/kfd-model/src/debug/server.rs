@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
+use kfd_abi::event::HsaHwExceptionData;
 use nix::libc;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::unistd::close;
@@ -19,7 +20,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     ANSWER_AT, Answer, BYTES_AT, ENDING, FETCH, FILE_SIZE, FIND, MAGIC, MOST, Mapped, QUESTION_AT, Question,
-    READ, SERVER_LOCK, VERSION, WRITE, number_of,
+    READ, RESET, SERVER_LOCK, VERSION, WRITE, number_of,
 };
 use crate::locks;
 use crate::process::Process;
@@ -143,6 +144,12 @@ impl Shared {
                 process.write_gpu(gpu_id, va, bytes)
             }
             FIND => return Ok(find(process, gpu_id, va)),
+            RESET => {
+                let mut data = HsaHwExceptionData::new_zeroed();
+                self.file.read_exact_at(data.as_mut_bytes(), BYTES_AT)?;
+                let heard = process.events.hardware_exception(data);
+                return Ok(Answer { size: u64::try_from(heard).unwrap_or(u64::MAX), ..Answer::default() });
+            }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         if let Err(Fault { va, reason, .. }) = done {

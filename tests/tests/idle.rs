@@ -1,0 +1,112 @@
+//! What waiting costs, in loop-back: blocked waits and idle queues take next to no CPU time, on either side, and do not hold up
+//! calls. The program: tests/c/idle.c. In a guest: `qemu_idle`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::talk::{OnHost, Talk};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, cpu_time, need};
+
+const SET: &str = "rocm-trixie";
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// How long nothing happens.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// CPU time of a blocked wait in that time, of guest and host together.
+const OF_A_WAIT: Duration = Duration::from_millis(10);
+
+/// A hundredth of a core in that time.
+const OF_QUEUES: Duration = Duration::from_millis(100);
+
+/// How much slower calls may be beside blocked waits. They share nothing with them; the rest is the machine's.
+const DELAY: f64 = 1.5;
+
+struct Stack {
+    daemon: Daemon,
+    artifacts: Artifacts,
+    program: CProgram,
+}
+
+/// What a run of the program has shown.
+struct Cost {
+    /// What it printed before it was ready.
+    said: Vec<String>,
+    /// CPU time of the program while nothing happened.
+    guest: Duration,
+    /// CPU time of daemon and worker meanwhile.
+    host: Duration,
+}
+
+impl Cost {
+    fn sum(&self) -> Duration {
+        self.guest + self.host
+    }
+}
+
+impl Stack {
+    fn new() -> anyhow::Result<Stack> {
+        let artifacts = Artifacts::find()?;
+        artifacts.program("vhost-user-kfd")?;
+        artifacts.thunk()?;
+        let root = artifacts.packages(SET)?;
+        let package = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+        let program = CProgram::compile(&root, &package.join("tests/c/idle.c"), Place::Host).unwrap();
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        Ok(Stack { daemon, artifacts, program })
+    }
+
+    fn cost(&self, arguments: &[&str]) -> Cost {
+        let mut command =
+            self.program.command(&Under::loopback(&self.artifacts, self.daemon.socket()).unwrap());
+        command.args(arguments);
+        let mut process: Box<OnHost> = Box::new(OnHost::start(command, LIMIT).unwrap());
+        let mut said = Vec::new();
+        loop {
+            match process.next_line(LIMIT).unwrap() {
+                Some(line) if line == "ready" => break,
+                Some(line) => said.push(line),
+                None => panic!("{arguments:?} ended early: {said:?}\n{}", self.daemon.report()),
+            }
+        }
+        let processes = self.daemon.processes();
+        let before = cpu_time::of(&processes).unwrap();
+        std::thread::sleep(IDLE);
+        let host = cpu_time::of(&processes).unwrap() - before;
+        process.say("").unwrap();
+        let used = process.next_line(LIMIT).unwrap().unwrap();
+        let guest = used.strip_prefix("used ").unwrap().parse().unwrap();
+        assert_eq!(process.next_line(LIMIT).unwrap().as_deref(), Some("close: SUCCESS"));
+        process.finish().unwrap();
+        let cost = Cost { said, guest: Duration::from_micros(guest), host };
+        println!("{}: {:?} in the guest, {host:?} on the host in {IDLE:?}", arguments.join(" "), cost.guest);
+        cost
+    }
+}
+
+#[test]
+fn a_blocked_wait_costs_nothing() {
+    let stack = need!(Stack::new());
+    let cost = stack.cost(&["wait"]);
+    assert!(cost.sum() < OF_A_WAIT, "{:?}", cost.sum());
+}
+
+#[test]
+fn idle_queues_cost_nothing() {
+    let stack = need!(Stack::new());
+    let cost = stack.cost(&["queues", "64"]);
+    assert!(cost.sum() < OF_QUEUES, "{:?}", cost.sum());
+}
+
+#[test]
+fn blocked_waits_do_not_delay_calls() {
+    let stack = need!(Stack::new());
+    let cost = stack.cost(&["waits", "64"]);
+    let [line] = cost.said.as_slice() else { panic!("{:?}", cost.said) };
+    println!("{line}");
+    let ratio: f64 = line.strip_prefix("ratio ").unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!(ratio < DELAY, "{line}");
+}
