@@ -28,7 +28,7 @@ use super::memory::address::{Reservation, page_size};
 use super::memory::{Host, free_buffer, map_buffer};
 use super::refusal::{Level, Outcome, Refusal, say};
 use super::topology::Snapshot;
-use crate::client::Client;
+use crate::client::{Client, ClientError};
 
 /// Bytes of an event's slot.
 const SLOT: u64 = 8;
@@ -217,7 +217,10 @@ impl Events {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let answer = client.wait_call::<WaitEvents>(&request, &asked, asked.len());
         self.waiters.fetch_sub(1, Ordering::Relaxed);
-        let (answer, waited) = answer?;
+        let (answer, waited) = match answer {
+            Err(ClientError::Lost(_)) if tell_loss(events, snapshot) => return Ok(()),
+            answer => answer?,
+        };
         if let Some(ages) = ages {
             for ((age, event), waited) in ages.iter_mut().zip(&*events).zip(&waited) {
                 if event.event_data.event_type == HsaEventType::SIGNAL {
@@ -285,6 +288,20 @@ fn require_signal(event: &HsaEvent) -> Outcome<()> {
         return Err(Refusal::error(format!("events of type {} are the driver's to set", event_type.0)));
     }
     Ok(())
+}
+
+/// The connection is lost, and with it the GPUs and what is in their memory. That is what hardware exception events are for:
+/// a runtime that waits for one ends its program, where it would take a wait that fails for one that was interrupted. Whether
+/// there was any such event.
+fn tell_loss(events: &mut [HsaEvent], snapshot: Option<&Snapshot>) -> bool {
+    let Some(gpu) = snapshot.and_then(|snapshot| snapshot.gpus.first()) else { return false };
+    let lost = HsaHwException { node_id: gpu.node, reset_type: 0, memory_lost: 1, ..Default::default() };
+    let mut told = false;
+    for event in events.iter_mut().filter(|event| event.event_data.event_type == HsaEventType::HW_EXCEPTION) {
+        event.event_data.set_hw_exception(lost);
+        told = true;
+    }
+    told
 }
 
 /// Writes into an event what it says.
@@ -379,6 +396,18 @@ mod tests {
         let mut other = event(HsaEventType::MEMORY);
         tell(&mut other, 0, &answer, Some(&snapshot())).unwrap();
         assert_eq!(other, event(HsaEventType::MEMORY), "it was not this event");
+    }
+
+    #[test]
+    fn a_loss_is_told_to_those_who_wait_for_hardware_exceptions() {
+        let mut both = [event(HsaEventType::SIGNAL), event(HsaEventType::HW_EXCEPTION)];
+        assert!(tell_loss(&mut both, Some(&snapshot())));
+        let [signal, exception] = both;
+        assert_eq!(signal, event(HsaEventType::SIGNAL));
+        let told = exception.event_data.hw_exception();
+        assert_eq!(({ told.node_id }, { told.memory_lost }), (3, 1));
+        assert!(!tell_loss(&mut [signal], Some(&snapshot())));
+        assert!(!tell_loss(&mut [exception], None), "no GPU");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What belongs to the KFD process as a whole: clocks, XNACK mode, trap handlers, tiling, the debugger's view.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use hsakmt_abi::status::HsakmtStatus;
 use hsakmt_abi::topology::{HsaCapability, HsaClockCounters};
 use nix::time::{ClockId, clock_gettime};
@@ -57,24 +59,43 @@ fn clocks() -> Outcome<(u64, u64)> {
     Ok((now(ClockId::CLOCK_MONOTONIC_RAW)?, now(ClockId::CLOCK_BOOTTIME)?))
 }
 
+/// Round trips to the host for one look at a GPU's clock. The shortest counts.
+const LOOKS: usize = 4;
+
+/// The shortest round trip that this process has seen, in nanoseconds.
+static SHORTEST: AtomicU64 = AtomicU64::new(u64::MAX);
+
 /// `hsaKmtGetClockCounters`: the GPU's counter is the host's, the others are the guest's own clocks, taken in the
-/// middle of the round trip, so that the error of the pair is at most half of it.
+/// middle of the round trip, so that the error of the pair is at most half of it. Runtimes tell time stamps of packets in the
+/// system's time by few such pairs, so one that took much longer than others is not taken.
 pub fn clock_counters(client: &Client, gpu: Option<GpuId>) -> Outcome<HsaClockCounters> {
     let middle = |before: u64, after: u64| before.saturating_add(after.saturating_sub(before) / 2);
-    let before = clocks()?;
-    let (counter, after) = match gpu {
-        Some(gpu_id) => {
-            let (answer, _) = client.call::<GetClockCounters>(&GpuRequest { gpu_id, pad: 0 }, &[], 0)?;
-            (answer.gpu_clock_counter, clocks()?)
+    let mut best: Option<(u64, HsaClockCounters)> = None;
+    for _ in 0..LOOKS {
+        let before = clocks()?;
+        let (counter, after) = match gpu {
+            Some(gpu_id) => {
+                let (answer, _) = client.call::<GetClockCounters>(&GpuRequest { gpu_id, pad: 0 }, &[], 0)?;
+                (answer.gpu_clock_counter, clocks()?)
+            }
+            None => (0, before),
+        };
+        let counters = HsaClockCounters {
+            gpu_clock_counter: counter,
+            cpu_clock_counter: middle(before.0, after.0),
+            system_clock_counter: middle(before.1, after.1),
+            system_clock_frequency_hz: NANOSECONDS,
+        };
+        let took = after.0.saturating_sub(before.0);
+        let shortest = SHORTEST.fetch_min(took, Ordering::Relaxed).min(took);
+        if best.is_none_or(|(best, _)| took < best) {
+            best = Some((took, counters));
         }
-        None => (0, before),
-    };
-    Ok(HsaClockCounters {
-        gpu_clock_counter: counter,
-        cpu_clock_counter: middle(before.0, after.0),
-        system_clock_counter: middle(before.1, after.1),
-        system_clock_frequency_hz: NANOSECONDS,
-    })
+        if gpu.is_none() || took <= shortest.saturating_mul(2) {
+            break;
+        }
+    }
+    best.map(|(_, counters)| counters).ok_or_else(|| Refusal::error("no look at the clocks"))
 }
 
 /// `hsaKmtSetXNACKMode`, `hsaKmtGetXNACKMode` (with a negative mode): the mode now.

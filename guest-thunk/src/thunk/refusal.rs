@@ -10,7 +10,7 @@ use hsakmt_abi::status::HsakmtStatus;
 use thiserror::Error;
 use virtio_kfd_protocol::Status;
 
-use crate::client::ClientError;
+use crate::client::{Client, ClientError};
 
 /// Result of a call's logic.
 pub type Outcome<T> = Result<T, Refusal>;
@@ -49,6 +49,13 @@ impl Refusal {
     /// `HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED`
     pub fn closed() -> Self {
         Self::new(HsakmtStatus::KERNEL_IO_CHANNEL_NOT_OPENED, "hsaKmtOpenKFD has not been called")
+    }
+
+    /// The same as `HSAKMT_STATUS_NO_MEMORY`, for calls that do not say more where something of theirs fails; a lost connection
+    /// is no want of memory.
+    pub fn as_no_memory(self, client: &Client) -> Self {
+        let status = if client.is_lost() { HsakmtStatus::ERROR } else { HsakmtStatus::NO_MEMORY };
+        Self { status, ..self }
     }
 
     /// The host did not do it. `status` is what the call answers where nothing says more.

@@ -103,10 +103,11 @@ impl Arena {
             .map_err(|error| no_memory(format!("no {size:#x} bytes of addresses: {error}")))?;
         let buffer = make_buffer(host, gpu, AllocFlags::from_bits_retain(flags), GuestVa(0), size, size)?;
         let shown = host.client.host_blob(buffer.handle.0, size, true).map(Arc::<dyn Blob>::from);
-        let mapped = shown.map_err(|error| no_memory(error.to_string())).and_then(|blob| {
+        let refuse = |why: String| no_memory(why).as_no_memory(host.client);
+        let mapped = shown.map_err(|error| refuse(error.to_string())).and_then(|blob| {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let mapped = blob.map_fixed(GuestVa(home.start()), size, protection);
-            mapped.map_err(|error| no_memory(error.to_string()))?;
+            mapped.map_err(|error| refuse(error.to_string()))?;
             Ok(blob)
         });
         match mapped {

@@ -101,7 +101,8 @@ impl Memory {
     pub fn guest_block(&self, host: Host<'_>, gpu: &Gpu, size: u64, more: HsaMemFlags) -> Outcome<Block> {
         let flags = more.with(HsaMemFlags::HOST_ACCESS, 1).with(HsaMemFlags::EXECUTE_ACCESS, 1);
         let request = Request { node: 0, size, alignment: 0, flags, address: 0 };
-        let allocation = system::allocate(host, Some(gpu), request).map_err(no_memory)?;
+        let allocation =
+            system::allocate(host, Some(gpu), request).map_err(|refusal| no_memory(host.client, refusal))?;
         let address = self.insert(allocation);
         self.block(address, size)
     }
@@ -111,7 +112,7 @@ impl Memory {
         let flags = [HsaMemFlags::NON_PAGED, HsaMemFlags::COARSE_GRAIN, HsaMemFlags::EXECUTE_ACCESS];
         let flags = flags.into_iter().fold(HsaMemFlags(0), |flags, field| flags.with(field, 1));
         let request = Request { node: gpu.node, size, alignment: 0, flags, address: 0 };
-        let address = self.allocate(host, request).map_err(no_memory)?;
+        let address = self.allocate(host, request).map_err(|refusal| no_memory(host.client, refusal))?;
         self.block(address, size)
     }
 
@@ -123,7 +124,9 @@ impl Memory {
 
     /// Maps a block to a GPU.
     pub fn map_block(&self, host: Host<'_>, gpu: &Gpu, block: &Block) -> Outcome<()> {
-        self.map_to_nodes(host, block.start(), block.size(), &[gpu.node]).map(|_| ()).map_err(no_memory)
+        self.map_to_nodes(host, block.start(), block.size(), &[gpu.node])
+            .map(|_| ())
+            .map_err(|refusal| no_memory(host.client, refusal))
     }
 
     /// Gives a block back. What the host does not free stays until the connection ends.
@@ -134,11 +137,9 @@ impl Memory {
 }
 
 /// AMD's library does not say more where it lacks memory for a queue.
-fn no_memory(refusal: Refusal) -> Refusal {
+fn no_memory(client: &Client, refusal: Refusal) -> Refusal {
     match refusal.status {
-        HsakmtStatus::ERROR | HsakmtStatus::OUT_OF_RESOURCES => {
-            Refusal { status: HsakmtStatus::NO_MEMORY, ..refusal }
-        }
+        HsakmtStatus::ERROR | HsakmtStatus::OUT_OF_RESOURCES => refusal.as_no_memory(client),
         _ => refusal,
     }
 }

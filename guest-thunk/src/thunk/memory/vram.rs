@@ -161,7 +161,7 @@ fn dedicated(
         });
         if let Err(refusal) = shown {
             part.buffer.release(host.client)?;
-            return Err(Refusal { status: HsakmtStatus::NO_MEMORY, ..refusal });
+            return Err(refusal.as_no_memory(host.client));
         }
         reservation.keep_from_children();
     }

@@ -25,9 +25,12 @@ impl Pending {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The response has come.
-    pub(super) fn done(&self, response: Vec<u8>) {
-        self.lock().response = Some(response);
+    /// The response has come, and with it the fence if that `signals`. Who waits for both is woken once.
+    pub(super) fn done(&self, response: Vec<u8>, signals: bool) {
+        let mut state = self.lock();
+        state.response = Some(response);
+        state.signalled |= signals;
+        drop(state);
         self.wake.notify_all();
     }
 

@@ -352,7 +352,8 @@ impl Queue {
             .ok()
             .map(|(header, _)| header)
             .filter(|header| header.flags & VIRTIO_GPU_FLAG_FENCE != 0);
-        pending.done(response);
+        let own = fenced.as_ref().and_then(|header| state.fences.get(&header.fence_id));
+        pending.done(response, own.is_some_and(|(_, waiting)| Arc::ptr_eq(waiting, &pending)));
         match fenced {
             Some(header) => signal(&mut state.fences, header.fence_id),
             None => state.fences.retain(|_, (_, waiting)| {
