@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements, printed as ratios so that they mean something on any machine.
 
+mod dispatch;
 mod memory;
 mod start;
 
@@ -26,6 +27,8 @@ enum What {
     Start(start::Options),
     /// Times of allocation, mapping and registration in loop-back, as ratios to native on the model.
     Memory(memory::Options),
+    /// Times of packets, copies and events in loop-back, as ratios to native on the model.
+    Dispatch(dispatch::Options),
 }
 
 /// Runs a measurement and prints it.
@@ -39,6 +42,7 @@ pub fn run(options: &Options) -> Result<()> {
     match &options.what {
         What::Start(options) => start::run(&artifacts, options),
         What::Memory(options) => memory::run(&artifacts, workspace.root(), options),
+        What::Dispatch(options) => dispatch::run(&artifacts, workspace.root(), options),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::stack::Stack;
 const RUN: Duration = Duration::from_secs(300);
 
 /// Guest memory of the loop-back client, in MiB: the largest measurement and room beside it. It is sparse.
-const GUEST_MIB: &str = "6144";
+pub const GUEST_MIB: &str = "6144";
 
 /// Options of `cargo xtask bench memory`.
 #[derive(Debug, clap::Args)]
@@ -71,7 +71,8 @@ fn row(native: Vec<Option<f64>>, loopback: Vec<Option<f64>>) -> Result<String> {
     Ok(format!(" {} | {} | {ratio} |", show(native), show(loopback)))
 }
 
-fn size(bytes: u64) -> String {
+/// A number of bytes.
+pub fn size(bytes: u64) -> String {
     match bytes {
         _ if bytes.is_multiple_of(1 << 30) => format!("{} GiB", bytes >> 30),
         _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
