@@ -9,6 +9,7 @@
 mod compare;
 mod convert;
 mod cross;
+mod directed;
 mod divide;
 mod float16;
 mod float32;
@@ -27,9 +28,10 @@ mod tests;
 use crate::inst::{Dst, Inst, Src};
 use crate::op::{Op, ROWS};
 use crate::stop::Stop;
-use crate::wave::Wave;
+use crate::wave::{Round, Wave};
 
-/// What executes one opcode. It does not advance PC and assumes that register numbers are absolute; see [`execute`].
+/// What executes one opcode, in modes that [`crate::wave::Mode::is_direct`] holds for. It does not advance PC; see
+/// [`execute`].
 pub type Handler = fn(&mut Wave, &Inst);
 
 const COUNT: usize = ROWS.len();
@@ -94,17 +96,28 @@ pub fn handler(op: Op) -> Option<Handler> {
 /// If there is no handler for the opcode, or an operand comes from LDS (`src_lds_direct`).
 #[inline]
 pub fn execute(wave: &mut Wave, inst: &Inst) -> Result<(), Stop> {
-    let not_supported = Stop::NotSupported { name: inst.op.row().name };
-    let Some(handler) = handler(inst.op) else { return Err(not_supported) };
+    let Some(handler) = handler(inst.op) else { return Err(Stop::not_supported(inst.op)) };
     if matches!(inst.src, [Src::LdsDirect, ..]) {
-        return Err(not_supported);
+        return Err(Stop::not_supported(inst.op));
     }
+    if wave.mode.is_direct() {
+        handler(wave, inst);
+    } else {
+        execute_indirect(wave, inst, handler);
+    }
+    Ok(())
+}
+
+/// In a mode with relative register numbers or with another rounding.
+#[cold]
+fn execute_indirect(wave: &mut Wave, inst: &Inst, handler: Handler) {
+    let rounds = wave.mode.round32() != Round::NearestEven || wave.mode.round64() != Round::NearestEven;
+    let handler = if rounds { directed::handler(inst.op).unwrap_or(handler) } else { handler };
     if wave.mode.gpr_index() {
         handler(wave, &indexed(wave, inst));
     } else {
         handler(wave, inst);
     }
-    Ok(())
 }
 
 /// The instruction with the vector registers that `s_set_gpr_idx_on` makes relative: M0 bits 7:0 are added to those

@@ -115,6 +115,12 @@ impl Mode {
         self.0 & Self::ARITHMETIC == 0xf0
     }
 
+    /// Nearest-even for all floats and no relative register numbers: vector handlers can be called as they are.
+    #[inline(always)]
+    pub const fn is_direct(self) -> bool {
+        self.0 & (0xf | Self::GPR_IDX_EN) == 0
+    }
+
     /// Rounding of f32 results.
     pub const fn round32(self) -> Round {
         round(self.0)

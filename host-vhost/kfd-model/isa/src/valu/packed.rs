@@ -158,7 +158,7 @@ fn max<const IEEE: bool>(a: u32, b: u32, _: u32) -> u32 {
 
 /// A float operation on f16 bits.
 #[inline(always)]
-fn float(wave: &mut Wave, inst: &Inst, f: impl Fn(u32, u32, u32) -> u32) {
+pub(super) fn float(wave: &mut Wave, inst: &Inst, f: impl Fn(u32, u32, u32) -> u32) {
     let mut result = rows3(wave, inst, float_halves, BothHalves(f));
     let (flush, dx10) = (wave.mode.denorm64().flush_out, wave.mode.dx10_clamp());
     if flush || inst.modifiers.clamp {
@@ -213,15 +213,16 @@ impl<F: Fn(f32, f32, f32) -> u32> Apply for Floats<F> {
     }
 }
 
+/// A mixed multiply-add; `flush` for those that know no f32 denormals.
 #[inline(always)]
-fn mix(wave: &mut Wave, inst: &Inst, out: Kind, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
+pub(super) fn mix(wave: &mut Wave, inst: &Inst, out: Kind, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
     let result = mixed_results(wave, inst, flush, f);
     store32(wave, inst, out, &result);
 }
 
 /// A mixed multiply-add whose result goes to the upper half of the destination.
 #[inline(always)]
-fn mix_high(wave: &mut Wave, inst: &Inst, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
+pub(super) fn mix_high(wave: &mut Wave, inst: &Inst, flush: bool, f: impl Fn(f32, f32, f32) -> u32) {
     let Dst::Vgpr(n) = inst.dst else { return };
     let result = mixed_results(wave, inst, flush, f);
     let (flush, clamp, dx10) = (wave.mode.denorm64().flush_out, inst.modifiers.clamp, wave.mode.dx10_clamp());

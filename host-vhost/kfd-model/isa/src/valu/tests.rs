@@ -6,6 +6,7 @@
 mod basics;
 mod compare;
 mod conversions;
+mod directed;
 mod division;
 mod floats;
 mod integers;
