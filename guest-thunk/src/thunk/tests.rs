@@ -67,6 +67,19 @@ fn mapping(address: u64) -> Option<String> {
     })
 }
 
+/// Whether nothing is mapped there any more. Other tests of this process may have had the address at once: theirs goes with
+/// them, what this library forgot would stay.
+fn is_gone(address: u64) -> bool {
+    let look = |_| {
+        let gone = mapping(address).is_none();
+        if !gone {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        gone
+    };
+    (0..600).any(look)
+}
+
 #[test]
 fn the_snapshot_has_the_gpus_behind_the_cpus() {
     let kfd = Kfd::new();
@@ -107,7 +120,7 @@ fn system_memory_is_one_frame_for_buffer_and_mapping() {
     assert_eq!(kfd.frames(), [vec![Call::MapMemory]]);
     kfd.unmap(address).unwrap();
     kfd.free(address).unwrap();
-    assert_eq!(mapping(address), None);
+    assert!(is_gone(address));
     assert!(kfd.state.lock().unwrap().buffers.is_empty());
     assert_eq!(status(kfd.free(address)), HsakmtStatus::MEMORY_NOT_REGISTERED);
 }
@@ -185,7 +198,7 @@ fn addresses_without_memory() {
     let info = kfd.thunk.memory.pointer_info(&kfd.thunk.snapshot().unwrap(), address).unwrap();
     assert_eq!({ info.kind }, HsaPointerType::RESERVED_ADDR);
     kfd.free(address).unwrap();
-    assert_eq!(mapping(address), None);
+    assert!(is_gone(address));
 }
 
 #[test]
@@ -253,7 +266,7 @@ fn scratch_memory_is_mapped_in_parts() {
     kfd.map(part, 8192).unwrap();
     kfd.free(scratch).unwrap();
     assert!(kfd.state.lock().unwrap().buffers.is_empty(), "with all its parts");
-    assert_eq!(mapping(scratch), None);
+    assert!(is_gone(scratch));
 }
 
 #[test]
