@@ -69,6 +69,14 @@ impl CProgram {
         Self::compile_with(root, &[source], &["libhsa-runtime64.so.1"], place)
     }
 
+    /// Compiles `source` with the kernel headers of the package set below `root`, and no library.
+    ///
+    /// # Errors
+    /// There is no C compiler, or the program does not compile.
+    pub fn compile_alone(root: &Path, source: &Path) -> Result<Self> {
+        Self::compile_with(root, &[source], &[], Place::Guest)
+    }
+
     fn compile_all(root: &Path, sources: &[&Path], libraries: &[&str], place: Place) -> Result<Self> {
         // The thunk comes first, so that what ours has of libdrm's functions is found there.
         let libraries: Vec<&str> = ["libhsakmt.so.1"].iter().chain(libraries).copied().collect();

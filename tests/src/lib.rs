@@ -12,6 +12,7 @@ pub mod gpu_program;
 pub mod gpu_view;
 pub mod guest;
 pub mod host;
+pub mod installed;
 pub mod moments;
 pub mod native;
 pub mod process;

@@ -1,14 +1,20 @@
 //! The KFD-level seam: Debian's unmodified rocminfo over AMD's own thunk, which runs on `libkfd_preload.so` in loop-back and,
 //! natively, on the model. With ROCr 6.4 and 7.2 the thunk is inside the runtime, so that no other library of ours
 //! could reach them. Expected: the native output, of which no line may differ.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::Path;
+#[path = "rocr/expected.rs"]
+#[allow(dead_code, reason = "shared with the tests of other runtimes")]
+mod expected;
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{INSIDE, runtime, text};
 use virtio_kfd_tests::rocminfo::{gpus, system};
-use virtio_kfd_tests::{Artifacts, Daemon, Under, need};
+use virtio_kfd_tests::transcript::{Outcome, compare};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -68,6 +74,63 @@ fn other_boards_are_the_same_natively_and_in_loopback() {
     for profile in ["gfx90a", "gfx942", "gfx1100", "gfx906x2", "gfx906x2-pcie"] {
         same_everywhere(&artifacts, newest, profile);
     }
+}
+
+fn source(name: &str) -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/c").join(name)
+}
+
+/// ROCr's public API with the thunk inside: copies byte by byte, barriers, waits, queue errors (see `rocr.rs`).
+#[test]
+fn copies_barriers_and_waits_are_as_natively() {
+    parts!(artifacts);
+    for set in INSIDE {
+        let root = match artifacts.packages(set) {
+            Ok(root) => root,
+            Err(error) => {
+                println!("SKIP: package set {set}: {error:#}");
+                continue;
+            }
+        };
+        let runtime = runtime(&artifacts, set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("rocr.c"), Place::Guest).unwrap();
+        let run = |under: &Under<'_>| -> anyhow::Result<Outcome> {
+            let text = text(under.command(&runtime, program.path())?, LIMIT)?;
+            Ok(Outcome { lines: text.lines().map(str::to_owned).collect(), error: None })
+        };
+        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        expected::check(&format!("{set}, natively"), &native);
+        expected::check(&format!("{set}, in loop-back"), &ours);
+        compare(&native, &ours, expected::NOT_LOCKED)
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        println!("{set}: {} lines", ours.lines.len());
+    }
+}
+
+/// Copies of descriptors, fork, exec, threads and wrong arguments, by a program that uses libc alone. What it prints on the
+/// model is what amdkfd does, but where docs and `kfd-seam` say otherwise: the two must agree.
+#[test]
+fn descriptors_and_processes_are_as_natively() {
+    parts!(artifacts);
+    let root = need!(artifacts.packages("rocm-trixie"));
+    let program = CProgram::compile_alone(&root, &source("seam.c")).unwrap();
+    let run = |under: &Under<'_>, arguments: &[&str]| {
+        let mut command = program.command(under);
+        command.env_remove("LD_LIBRARY_PATH").args(arguments);
+        text(command, LIMIT)
+    };
+    let model = Under::model(&artifacts, "gfx906").unwrap();
+    let native = run(&model, &["alone"]).unwrap();
+    let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+    let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap(), &["alone"])
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    assert_eq!(native, ours);
+    assert!(ours.contains("in a child: EBADF\n") && ours.ends_with("= end\n"), "{ours}");
 }
 
 /// Without a host there is no `/dev/kfd`, and it is said why.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "addresses for mappings")]
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::client::Client;
@@ -10,6 +11,7 @@ use guest_thunk::transport::Blob;
 use kfd_abi::memory::AllocFlags;
 use kfd_seam::{MapRequest, Result};
 use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use virtio_kfd_protocol::{GpuId, GuestVa, Handle};
 
 use crate::failure::{errno, transport};
@@ -115,12 +117,13 @@ impl Buffers {
         let buffer = lock(&self.table).shown.get(&request.offset).cloned().ok_or(Errno::EINVAL)?;
         let length = request.length.checked_next_multiple_of(PAGE).filter(|length| *length > 0);
         let length = length.filter(|length| *length <= buffer.size).ok_or(Errno::EINVAL)?;
-        // TTM has no private mappings; those without any access only reserve addresses.
+        // The thunk keeps addresses so that the CPU shall not use. It takes no place in the window.
+        if request.protection == libc::PROT_NONE {
+            return place(request, address, length, |at| map_nothing(at, length));
+        }
+        // TTM has no private mappings.
         if request.flags & libc::MAP_SHARED == 0 {
-            if request.protection != libc::PROT_NONE {
-                return Err(Errno::EINVAL);
-            }
-            return place(request, address, length, |_| Ok(()));
+            return Err(Errno::EINVAL);
         }
         let blob = match &buffer.memory {
             Memory::Guest(blob) => Arc::clone(blob),
@@ -140,6 +143,19 @@ impl Buffers {
         };
         map_blob(&*blob, request, address, length)
     }
+}
+
+/// Maps what has no content, over a range that was taken: who makes it accessible later gets a bus error there, and not
+/// memory that no GPU sees.
+fn map_nothing(at: u64, length: u64) -> Result<()> {
+    let nothing = memfd_create(c"virtio-kfd", MFdFlags::MFD_CLOEXEC)?;
+    let (Ok(at), Ok(length)) = (usize::try_from(at), usize::try_from(length)) else {
+        return Err(Errno::ENOMEM);
+    };
+    let (place, flags) = (std::ptr::with_exposed_provenance_mut(at), libc::MAP_SHARED | libc::MAP_FIXED);
+    // SAFETY: the caller has taken the range for this call.
+    let got = unsafe { libc::mmap(place, length, libc::PROT_NONE, flags, nothing.as_raw_fd(), 0) };
+    if got == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
 /// Maps a blob where the program wants it.

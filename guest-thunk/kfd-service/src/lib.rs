@@ -29,7 +29,7 @@ use std::sync::Mutex;
 
 use guest_thunk::client::{Client, ConnectError};
 use guest_thunk::thunk::lock::lock;
-use kfd_abi::mmap::MmapType;
+use kfd_abi::mmap::{self, MmapType};
 use kfd_seam::tree::Tree;
 use kfd_seam::{
     DeviceId, Entry, FileId, KfdService, Lookup, MapRequest, MapSource, Opened, Result, UserPtr, sysfs,
@@ -69,6 +69,11 @@ const KFD_DEVICE: DeviceId = DeviceId(0);
 impl GuestKfd {
     fn file(&self, file: FileId) -> Result<OpenFile> {
         lock(&self.files).get(file).ok_or(Errno::EBADF)
+    }
+
+    /// Whether an offset of `/dev/kfd` names a GPU that there is. It has 16 bits of the id.
+    fn has_gpu(&self, offset: u64) -> bool {
+        self.gpus.iter().any(|gpu| gpu.gpu_id.0 & 0xffff == mmap::gpu_id(offset))
     }
 
     /// The GPU with KFD's id.
@@ -111,8 +116,10 @@ impl KfdService for GuestKfd {
     fn map(&self, file: FileId, request: &MapRequest, address: u64) -> Result<Option<u64>> {
         match self.file(file)? {
             OpenFile::Kfd => match MmapType::of(request.offset) {
+                MmapType::Doorbell if !self.has_gpu(request.offset) => Err(Errno::ENODEV),
                 MmapType::Doorbell => self.doorbells.map(request, address).map(Some),
                 // Memory that only the host's process can map.
+                MmapType::Mmio | MmapType::ReservedMem if !self.has_gpu(request.offset) => Err(Errno::ENODEV),
                 MmapType::Mmio | MmapType::ReservedMem | MmapType::Events => Err(Errno::EINVAL),
             },
             OpenFile::Render(_) => self.buffers.map(&self.client, request, address).map(Some),

@@ -1,0 +1,127 @@
+//! Runtimes that carry AMD's thunk inside, in an unmodified guest: rocminfo, a program on ROCr's API and one on `/dev/kfd` itself,
+//! over `libkfd_preload.so`. Each must print what it prints natively on the model.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+#[path = "rocr/expected.rs"]
+#[allow(dead_code, reason = "shared with the tests of other runtimes")]
+mod expected;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::installed::{PLACE, command, install};
+use virtio_kfd_tests::native::{INSIDE, runtime, text};
+use virtio_kfd_tests::rocminfo::{differences, gpus};
+use virtio_kfd_tests::transcript::{Outcome, compare};
+use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
+
+const PROFILE: &str = "gfx906";
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// Queues of the section "many" of `rocr.c`: each has a save area of 20 MiB, which is memory of the guest.
+const QUEUES: &str = "16";
+
+fn source(name: &str) -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/c").join(name)
+}
+
+fn lines(text: &str) -> Outcome {
+    Outcome { lines: text.lines().map(str::to_owned).collect(), error: None }
+}
+
+struct Stack {
+    artifacts: Artifacts,
+    daemon: Daemon,
+    guest: Guest,
+}
+
+impl Stack {
+    /// What a command prints on our `/dev/kfd`, run by an ordinary user.
+    #[track_caller]
+    fn run(&self, command: &str) -> String {
+        let begin = Instant::now();
+        let script = format!("LD_PRELOAD=/{PLACE}/libkfd_preload.so exec {command}");
+        let asked = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(LIMIT);
+        let output = self.guest.run(&asked).unwrap();
+        let output =
+            output.checked().unwrap_or_else(|error| panic!("{command}: {error:#}\n{}", self.daemon.report()));
+        println!("{command}: {:?}", begin.elapsed());
+        output.text()
+    }
+
+    fn root(&self, script: &str) -> String {
+        self.guest.run(&Command::shell(script)).unwrap().checked().unwrap().text()
+    }
+
+    fn native(&self, set: &str, program: &Path, arguments: &[&str]) -> String {
+        let under = Under::model(&self.artifacts, PROFILE).unwrap();
+        let mut command = under.command(&runtime(&self.artifacts, set).unwrap(), program).unwrap();
+        command.args(arguments);
+        text(command, LIMIT).unwrap()
+    }
+}
+
+#[test]
+fn runtimes_with_the_thunk_inside_in_a_guest() {
+    let artifacts = need!(Artifacts::find());
+    let mut builder = need!(Vm::builder(&artifacts));
+    need!(artifacts.qemu());
+    need!(artifacts.image());
+    need!(artifacts.program("vhost-user-kfd"));
+    need!(artifacts.program("libkfd_model_preload.so"));
+    let library = need!(artifacts.program("libkfd_preload.so"));
+    let headers = need!(artifacts.packages("rocm-trixie"));
+    builder.overlay().file(&format!("{PLACE}/libkfd_preload.so"), &library).unwrap();
+    let processes = CProgram::compile_alone(&headers, &source("seam.c")).unwrap();
+    builder.overlay().file(&format!("{PLACE}/seam"), processes.path()).unwrap();
+    let mut programs = Vec::new();
+    for set in INSIDE {
+        let root = match artifacts.packages(set) {
+            Ok(root) => root,
+            Err(error) => {
+                println!("SKIP: package set {set}: {error:#}");
+                continue;
+            }
+        };
+        let program = CProgram::compile_for_rocr(&root, &source("rocr.c"), Place::Guest).unwrap();
+        install(&artifacts, set, program.path(), "rocr", builder.overlay()).unwrap();
+        install(&artifacts, set, &root.join("usr/bin/rocminfo"), "rocminfo", builder.overlay()).unwrap();
+        programs.push((set, program));
+    }
+    let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
+    let guest = builder
+        .memory_mib(1536)
+        .limit(4 * LIMIT)
+        .vhost_user_gpu(daemon.socket())
+        .boot()
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let stack = Stack { artifacts, daemon, guest };
+    stack.root(&format!("chmod 666 /dev/dri/renderD*; chmod -R a+rX /{PLACE}"));
+    for (set, program) in &programs {
+        let native = stack.native(set, Path::new("rocminfo"), &[]);
+        let ours = stack.run(&command(set, "rocminfo"));
+        let (native, ours) = (gpus(&native), gpus(&ours));
+        assert_eq!((native.len(), ours.len()), (1, 1), "{set}");
+        for (native, ours) in native.iter().zip(&ours) {
+            let differ = differences(native, ours, &[]);
+            assert!(differ.is_empty(), "{set}: native | in the guest\n{}", differ.join("\n"));
+        }
+        println!("{set}: the GPU has {} lines", ours.iter().map(|gpu| gpu.lines.len()).sum::<usize>());
+
+        let native = lines(&stack.native(set, program.path(), &[QUEUES]));
+        let ours = lines(&stack.run(&format!("{} {QUEUES} 2>/dev/null", command(set, "rocr"))));
+        expected::check(&format!("{set}, natively"), &native);
+        expected::check(&format!("{set}, in the guest"), &ours);
+        compare(&native, &ours, expected::NOT_LOCKED)
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", stack.daemon.report()));
+        println!("{set}: {} lines of copies, barriers and waits", ours.lines.len());
+    }
+    let mut natively = processes.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
+    natively.env_remove("LD_LIBRARY_PATH");
+    assert_eq!(text(natively, LIMIT).unwrap(), stack.run(&format!("/{PLACE}/seam")));
+    // The guest's kernel had nothing to complain of.
+    assert_eq!(stack.root("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"), "");
+}
