@@ -154,19 +154,24 @@ pub(super) trait Bits: Copy + Default {
     type Source<'a>;
     /// A source to read lanes from.
     type View<'a>: Copy;
+    /// The lanes of a result.
+    type Result: Default;
     /// The lanes of `src[index]`.
     fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Self::Source<'a>;
     /// The source to read lanes from.
     fn view<'a>(source: &'a Self::Source<'_>) -> Self::View<'a>;
     /// One lane.
     fn lane(view: Self::View<'_>, lane: usize) -> Self;
+    /// Sets one lane of a result.
+    fn set(result: &mut Self::Result, lane: usize, value: Self);
     /// Writes the lanes that EXEC switches on.
-    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, lanes: &[Self; LANES]);
+    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, result: &Self::Result);
 }
 
 impl Bits for u32 {
     type Source<'a> = Lanes<'a>;
     type View<'a> = &'a [u32; LANES];
+    type Result = Row;
 
     #[inline(always)]
     fn fetch<'a>(wave: &'a Wave, inst: &Inst, index: usize, kind: Kind, plain: bool) -> Lanes<'a> {
@@ -191,10 +196,15 @@ impl Bits for u32 {
     }
 
     #[inline(always)]
-    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, lanes: &[u32; LANES]) {
+    fn set(result: &mut Row, lane: usize, value: u32) {
+        put(result, lane, value);
+    }
+
+    #[inline(always)]
+    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, result: &Row) {
         match inst.dst {
-            Dst::Vgpr(n) if plain => wave.write_row(usize::from(n), &Row(*lanes)),
-            _ => operand::store32(wave, inst, kind, &Row(*lanes)),
+            Dst::Vgpr(n) if plain => wave.write_row(usize::from(n), result),
+            _ => operand::store32(wave, inst, kind, result),
         }
     }
 }
@@ -202,6 +212,7 @@ impl Bits for u32 {
 impl Bits for u64 {
     type Source<'a> = (Lanes<'a>, Lanes<'a>);
     type View<'a> = (&'a [u32; LANES], &'a [u32; LANES]);
+    type Result = (Row, Row);
 
     #[inline(always)]
     fn fetch<'a>(
@@ -233,14 +244,27 @@ impl Bits for u64 {
     }
 
     #[inline(always)]
-    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, lanes: &[u64; LANES]) {
+    fn set((low, high): &mut (Row, Row), lane: usize, value: u64) {
+        put(low, lane, value as u32);
+        put(high, lane, (value >> 32) as u32);
+    }
+
+    #[inline(always)]
+    fn store(wave: &mut Wave, inst: &Inst, kind: Kind, plain: bool, (low, high): &(Row, Row)) {
         let Dst::Vgpr(n) = inst.dst else { return };
         if !plain {
-            return operand::store64(wave, inst, kind, lanes);
+            return operand::store64(wave, inst, kind, &join(low, high));
         }
-        let (low, high) = split(lanes);
-        wave.write_row(usize::from(n), &low);
-        wave.write_row(usize::from(n) + 1, &high);
+        wave.write_row(usize::from(n), low);
+        wave.write_row(usize::from(n) + 1, high);
+    }
+}
+
+/// Sets a lane; the check falls away, as lanes are counted to [`LANES`].
+#[inline(always)]
+fn put(row: &mut Row, lane: usize, value: u32) {
+    if let Some(slot) = row.0.get_mut(lane) {
+        *slot = value;
     }
 }
 
@@ -300,12 +324,13 @@ impl<A: Lane, R: Lane, F: Fn(A) -> R> NullaryFnOnce for Op1<'_, F, (A, R)> {
     fn call(self) {
         let Op1 { wave, inst, f, .. } = self;
         let plain = is_plain(wave, inst, &[A::KIND], R::KIND);
-        let mut result = [R::Bits::default(); LANES];
+        let mut result = <R::Bits as Bits>::Result::default();
         {
             let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
             let a = A::Bits::view(&a);
-            for (lane, slot) in result.iter_mut().enumerate() {
-                *slot = f(A::from_bits(A::Bits::lane(a, lane))).to_bits();
+            for lane in 0..LANES {
+                let value = f(A::from_bits(A::Bits::lane(a, lane)));
+                R::Bits::set(&mut result, lane, value.to_bits());
             }
         }
         R::Bits::store(wave, inst, R::KIND, plain, &result);
@@ -326,14 +351,14 @@ impl<A: Lane, B: Lane, R: Lane, F: Fn(A, B) -> R> NullaryFnOnce for Op2<'_, F, (
     fn call(self) {
         let Op2 { wave, inst, f, .. } = self;
         let plain = is_plain(wave, inst, &[A::KIND, B::KIND], R::KIND);
-        let mut result = [R::Bits::default(); LANES];
+        let mut result = <R::Bits as Bits>::Result::default();
         {
             let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
             let b = B::Bits::fetch(wave, inst, 1, B::KIND, plain);
             let (a, b) = (A::Bits::view(&a), B::Bits::view(&b));
-            for (lane, slot) in result.iter_mut().enumerate() {
-                *slot =
-                    f(A::from_bits(A::Bits::lane(a, lane)), B::from_bits(B::Bits::lane(b, lane))).to_bits();
+            for lane in 0..LANES {
+                let value = f(A::from_bits(A::Bits::lane(a, lane)), B::from_bits(B::Bits::lane(b, lane)));
+                R::Bits::set(&mut result, lane, value.to_bits());
             }
         }
         R::Bits::store(wave, inst, R::KIND, plain, &result);
@@ -354,19 +379,19 @@ impl<A: Lane, B: Lane, C: Lane, R: Lane, F: Fn(A, B, C) -> R> NullaryFnOnce for 
     fn call(self) {
         let Op3 { wave, inst, f, .. } = self;
         let plain = is_plain(wave, inst, &[A::KIND, B::KIND, C::KIND], R::KIND);
-        let mut result = [R::Bits::default(); LANES];
+        let mut result = <R::Bits as Bits>::Result::default();
         {
             let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
             let b = B::Bits::fetch(wave, inst, 1, B::KIND, plain);
             let c = C::Bits::fetch(wave, inst, 2, C::KIND, plain);
             let (a, b, c) = (A::Bits::view(&a), B::Bits::view(&b), C::Bits::view(&c));
-            for (lane, slot) in result.iter_mut().enumerate() {
-                *slot = f(
+            for lane in 0..LANES {
+                let value = f(
                     A::from_bits(A::Bits::lane(a, lane)),
                     B::from_bits(B::Bits::lane(b, lane)),
                     C::from_bits(C::Bits::lane(c, lane)),
-                )
-                .to_bits();
+                );
+                R::Bits::set(&mut result, lane, value.to_bits());
             }
         }
         R::Bits::store(wave, inst, R::KIND, plain, &result);
@@ -421,12 +446,12 @@ impl<F: Fn(u32, u32) -> u32> NullaryFnOnce for Masked<'_, F> {
     fn call(self) {
         let Masked { wave, inst, mask, f } = self;
         let plain = is_plain(wave, inst, &[Kind::I32, Kind::I32], Kind::I32);
-        let mut result = [0; LANES];
+        let mut result = Row::ZERO;
         {
             let a = u32::fetch(wave, inst, 0, Kind::I32, plain);
             let b = u32::fetch(wave, inst, 1, Kind::I32, plain);
             let (a, b) = (a.get(), b.get());
-            for (lane, slot) in result.iter_mut().enumerate() {
+            for (lane, slot) in result.0.iter_mut().enumerate() {
                 *slot = f(at(a, lane) & at(&mask.0, lane), at(b, lane));
             }
         }
@@ -499,13 +524,13 @@ impl<F: Fn(u32, u32, u32) -> (u32, u32)> NullaryFnOnce for WithMask<'_, F> {
         let WithMask { wave, inst, mask, f } = self;
         let plain = is_plain(wave, inst, &[Kind::I32, Kind::I32], Kind::I32);
         let mask = mask_row(mask);
-        let mut result = [0; LANES];
+        let mut result = Row::ZERO;
         let mut out = Row::ZERO;
         {
             let a = u32::fetch(wave, inst, 0, Kind::I32, plain);
             let b = u32::fetch(wave, inst, 1, Kind::I32, plain);
             let (a, b) = (a.get(), b.get());
-            for (lane, (slot, bit)) in result.iter_mut().zip(&mut out.0).enumerate() {
+            for (lane, (slot, bit)) in result.0.iter_mut().zip(&mut out.0).enumerate() {
                 (*slot, *bit) = f(at(a, lane), at(b, lane), at(&mask.0, lane));
             }
         }
@@ -543,21 +568,21 @@ impl<A: Lane, C: Lane, F: Fn(A, A, C, bool) -> (C, bool)> NullaryFnOnce for With
         let WithFlag { wave, inst, vcc, f, .. } = self;
         let plain = is_plain(wave, inst, &[A::KIND, C::KIND], C::KIND);
         let vcc = mask_row(vcc);
-        let mut result = [C::Bits::default(); LANES];
+        let mut result = <C::Bits as Bits>::Result::default();
         let mut flags = Row::ZERO;
         {
             let a = A::Bits::fetch(wave, inst, 0, A::KIND, plain);
             let b = A::Bits::fetch(wave, inst, 1, A::KIND, plain);
             let c = C::Bits::fetch(wave, inst, 2, C::KIND, plain);
             let (a, b, c) = (A::Bits::view(&a), A::Bits::view(&b), C::Bits::view(&c));
-            for (lane, (slot, flag)) in result.iter_mut().zip(&mut flags.0).enumerate() {
+            for (lane, flag) in flags.0.iter_mut().enumerate() {
                 let (value, set) = f(
                     A::from_bits(A::Bits::lane(a, lane)),
                     A::from_bits(A::Bits::lane(b, lane)),
                     C::from_bits(C::Bits::lane(c, lane)),
                     at(&vcc.0, lane) != 0,
                 );
-                *slot = value.to_bits();
+                C::Bits::set(&mut result, lane, value.to_bits());
                 *flag = ones(set);
             }
         }

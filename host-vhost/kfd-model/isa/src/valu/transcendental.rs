@@ -129,11 +129,10 @@ const TWO_OVER_PI: [u32; 38] = [
 pub fn trig_preop(value: f64, segment: u32) -> f64 {
     let exponent = (value.to_bits() >> 52 & 0x7ff) as u32;
     let shift = (segment & 31) * 53 + exponent.saturating_sub(1077);
-    let mut bits = 0u64;
-    for position in shift..shift + 53 {
-        let word = TWO_OVER_PI.get((position / 32) as usize).copied().unwrap_or_default();
-        bits = bits << 1 | u64::from(word >> (31 - position % 32) & 1);
-    }
+    let word = |n: u32| u128::from(TWO_OVER_PI.get(n as usize).copied().unwrap_or_default());
+    let first = shift / 32;
+    let window = word(first) << 64 | word(first + 1) << 32 | word(first + 2);
+    let bits = (window >> (96 - 53 - shift % 32)) as u64 & ((1 << 53) - 1);
     let scale = -53 - shift as i32 + if exponent >= 1968 { 128 } else { 0 };
     super::convert::ldexp64(bits as f64, scale)
 }
