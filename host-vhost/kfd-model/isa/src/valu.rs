@@ -16,6 +16,7 @@ mod float32;
 mod float64;
 mod half;
 mod integer;
+mod lane;
 mod lanes;
 mod operand;
 mod packed;
