@@ -153,6 +153,44 @@ fn signals_do_not_hide_the_gpu() {
     }
 }
 
+/// Cases C42 and C46. Newer releases of libhsakmt than Debian 13's tell EINVAL and ENOMEM of the kernel apart from other errors
+/// of a new queue; so does ours.
+#[test]
+fn queues_are_refused_counted_and_have_doorbells_as_natively() {
+    const NEWER: &[(&str, &str)] = &[
+        ("a ring of 3000 bytes: ERROR", "a ring of 3000 bytes: INVALID_PARAMETER"),
+        // kfd_queue_buffer_get: the ring is a buffer of its size.
+        (
+            "a ring twice as large as its memory: ERROR",
+            "a ring twice as large as its memory: INVALID_PARAMETER",
+        ),
+        ("101 per cent: ERROR", "101 per cent: INVALID_PARAMETER"),
+        // Two engines with eight queues each.
+        (
+            "SDMA queues: 16, then ERROR, 0 without a doorbell",
+            "SDMA queues: 16, then NO_MEMORY, 0 without a doorbell",
+        ),
+    ];
+    parts!(artifacts, root);
+    let mut both = both(&artifacts, &root, "queue_table", "gfx906", &[]);
+    for (native, newer) in NEWER {
+        assert!(both.native.contains(native), "{native:?} in:\n{}", both.native);
+        both.native = both.native.replace(native, newer);
+    }
+    for (line, times) in [
+        ("priority 4: INVALID_PARAMETER", 3),
+        ("node 99: INVALID_NODE_UNIT", 3),
+        ("type 99: INVALID_PARAMETER", 1),
+        ("AQL queues: 40, then SUCCESS, 0 without a doorbell", 2),
+        ("32 doorbells: 0 not aligned, 0 twice, within 8 KiB: yes", 1),
+        ("made again: 0 elsewhere", 1),
+    ] {
+        has(&both, line, times);
+    }
+    assert!(!both.loopback.contains("NULL"), "{}", both.loopback);
+    same(&both);
+}
+
 /// The tables of gfx9 and gfx10; there is none for gfx11 (libhsakmt's pmc_table.c).
 #[test]
 fn performance_counters_are_those_of_the_native_thunk() {
