@@ -14,6 +14,8 @@ mod modifiers;
 mod packed;
 mod subword;
 
+use std::cell::Cell;
+
 use super::execute;
 use crate::inst::{Dst, Inst, MemFlags, Modifiers, Src, SubWord};
 use crate::op::{Kind, Op, Traits};
@@ -52,9 +54,23 @@ pub(super) fn inst(op: Op, dst: Dst, src: &[Src]) -> Inst {
     }
 }
 
-/// Executes and unwraps.
+thread_local! {
+    /// Handlers do without the CPU's vector unit, as on a CPU that has none.
+    pub(super) static BASELINE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Executes and unwraps; the result must be the same as without the vector unit, NaNs included.
 pub(super) fn run(wave: &mut Wave, inst: &Inst) {
+    let mut other = wave.clone();
+    BASELINE.set(true);
+    execute(&mut other, inst).expect("implemented");
+    BASELINE.set(false);
     execute(wave, inst).expect("implemented");
+    assert_eq!(wave.sgpr, other.sgpr, "{}", inst.op.row().name);
+    // No test goes beyond these.
+    for n in 0..48 {
+        assert_eq!(wave.row_at(n), other.row_at(n), "{} v{n}", inst.op.row().name);
+    }
 }
 
 /// Width of a float.
