@@ -73,17 +73,23 @@ impl Start {
     /// Work-item ids and EXEC.
     fn work_items(&self, wave: &mut Wave, index: u32) {
         let items = self.items();
-        let [x, y, _] = self.size.map(|size| size.max(1));
+        let [size_x, size_y, _] = self.size.map(|size| size.max(1));
         let first = index.saturating_mul(LANES as u32);
         let present = items.saturating_sub(first).min(LANES as u32);
         wave.set_exec(if present == 64 { u64::MAX } else { (1 << present) - 1 });
         let mut ids = [Row::ZERO; 3];
-        for lane in 0..present {
-            let item = first + lane;
-            let [to_x, to_y, to_z] = &mut ids;
-            to_x.set_lane(lane as usize, item % x);
-            to_y.set_lane(lane as usize, item / x % y);
-            to_z.set_lane(lane as usize, item / x / y);
+        let (mut x, mut y, mut z) = (first % size_x, first / size_x % size_y, first / size_x / size_y);
+        for lane in 0..present as usize {
+            for (row, id) in ids.iter_mut().zip([x, y, z]) {
+                row.set_lane(lane, id);
+            }
+            x += 1;
+            if x == size_x {
+                (x, y) = (0, y + 1);
+                if y == size_y {
+                    (y, z) = (0, z + 1);
+                }
+            }
         }
         // TIDIG_COMP_CNT: how many of them beyond x.
         let count = (self.rsrc2 >> 11 & 3).min(2) as usize + 1;

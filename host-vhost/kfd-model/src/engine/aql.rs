@@ -30,6 +30,10 @@ const FORMAT_BARRIER_VALUE: u8 = 2;
 const READ_DISPATCH_ID: u64 = 128;
 /// Offset of `read_dispatch_id_field_base_byte_offset` from `read_dispatch_id`.
 const FIELD_BASE_OFFSET: u64 = 8;
+/// Offset of `queue_properties` in `amd_queue_t`.
+const QUEUE_PROPERTIES: u64 = 180;
+/// `AMD_QUEUE_PROPERTIES_USE_SCRATCH_ONCE`
+const USE_SCRATCH_ONCE: u32 = 1 << 4;
 /// Offset of `queue_inactive_signal` in `amd_queue_t`.
 const QUEUE_INACTIVE_SIGNAL: u64 = 192;
 
@@ -37,6 +41,11 @@ const QUEUE_INACTIVE_SIGNAL: u64 = 192;
 const SCRATCH_WAVE64: u64 = 1;
 /// Not enough scratch memory, waves of 32 lanes.
 const SCRATCH_WAVE32: u64 = 0x400;
+/// The scratch memory that was for one dispatch is not needed any more.
+const SCRATCH_RECLAIM: u64 = 0x200;
+
+/// Word of a KERNEL_DISPATCH packet with `private_segment_size`.
+const PRIVATE_SEGMENT_SIZE: usize = 6;
 
 /// The processor of an AQL queue.
 ///
@@ -52,6 +61,8 @@ pub struct AqlQueue {
     write: u64,
     front: Option<Front>,
     interpreter: Interpreter,
+    /// The signal that must go back to 0 before the next packet: the runtime takes scratch memory back.
+    reclaims: Option<Signal>,
     failed: Option<Failure>,
 }
 
@@ -83,6 +94,7 @@ impl AqlQueue {
             write: 0,
             front: None,
             interpreter: Interpreter::new(xccs),
+            reclaims: None,
             failed: None,
         }
     }
@@ -95,6 +107,12 @@ impl AqlQueue {
     fn run(&mut self, context: &Context<'_>) -> Result<Step, Failure> {
         if self.ring.size() < PACKET {
             return Ok(Step::Idle);
+        }
+        if let Some(signal) = self.reclaims {
+            if signal.value(context)? != 0 {
+                return Ok(Step::Waiting { va: signal.value_address()? });
+            }
+            self.reclaims = None;
         }
         // Indices never wrap in earnest; one that lies behind has nothing to say.
         if self.write <= self.read {
@@ -156,7 +174,12 @@ impl AqlQueue {
         let amd_queue = self.amd_queue(context)?;
         let dispatch = AqlDispatch { packet: *packet, packet_address: va, index: self.read, amd_queue };
         match context.dispatcher.dispatch(&Dispatch::Aql(&dispatch), context)? {
-            Dispatched::Done => Ok(Progress::Complete),
+            Dispatched::Done => {
+                if packet.get(PRIVATE_SEGMENT_SIZE).is_some_and(|size| *size != 0) {
+                    self.reclaim_scratch(context)?;
+                }
+                Ok(Progress::Complete)
+            }
             Dispatched::Stopped => Ok(Progress::Step(Step::Progressed)),
             Dispatched::InsufficientScratch { wave32 } => {
                 let Some(signal) = self.inactive_signal(context)? else {
@@ -169,6 +192,19 @@ impl AqlQueue {
                 Ok(Progress::Step(Step::Progressed))
             }
         }
+    }
+
+    /// Gives scratch memory back that was for this dispatch alone.
+    fn reclaim_scratch(&mut self, context: &Context<'_>) -> Result<(), Failure> {
+        let Some(queue) = self.amd_queue(context)? else { return Ok(()) };
+        let properties = context.memory.load32(at(queue, QUEUE_PROPERTIES)?)?;
+        if properties & USE_SCRATCH_ONCE != 0
+            && let Some(signal) = self.inactive_signal(context)?
+        {
+            signal.store(context, SCRATCH_RECLAIM)?;
+            self.reclaims = Some(signal);
+        }
+        Ok(())
     }
 
     fn vendor_specific(

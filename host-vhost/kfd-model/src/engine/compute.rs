@@ -16,8 +16,8 @@ mod pages;
 mod pool;
 mod unit;
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use kfd_isa::gws::Gws;
 
@@ -31,6 +31,14 @@ use super::{Context, Failure};
 
 /// How long the queue's thread waits for others to finish before it looks whether it shall stop.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// The environment variable that asks for a line on standard error for each dispatch.
+const STATISTICS: &str = "VIRTIO_KFD_MODEL_STATS";
+
+fn wants_statistics() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os(STATISTICS).is_some_and(|value| value == "1"))
+}
 
 /// The dispatcher of one queue.
 pub struct Compute {
@@ -115,6 +123,7 @@ impl Dispatcher for Compute {
             self.pool.offer(&job);
         }
         let stopping = || context.stopping();
+        let since = wants_statistics().then(Instant::now);
         let end = loop {
             match job.outcome() {
                 Outcome::Done => break Ok(Dispatched::Done),
@@ -132,6 +141,10 @@ impl Dispatcher for Compute {
             }
         };
         self.pool.withdraw(&job);
+        if let Some(since) = since {
+            let (count, time) = (job.instructions(), since.elapsed());
+            eprintln!("kfd-model: dispatch: {count} wave-instructions in {} us", time.as_micros());
+        }
         end
     }
 }

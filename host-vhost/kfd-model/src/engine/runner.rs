@@ -16,16 +16,14 @@ mod watch;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
-
-use nix::sys::signal::{SigSet, SigmaskHow};
 
 use queue::Inner;
 pub use queue::Queue;
 
 use trap::Trap;
 
+use super::threads::spawn;
 use super::{Context, Dispatcher, Failure, Memory, Processor, World};
 
 /// What a queue works on.
@@ -113,16 +111,6 @@ struct Registry {
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Starts a thread that no signal of the program is delivered to: a GPU has no signal handlers.
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
-    let thread = std::thread::Builder::new().name(name).spawn(body);
-    if let Ok(before) = before {
-        before.thread_set_mask()?;
-    }
-    thread
 }
 
 impl Default for Engines {

@@ -405,6 +405,25 @@ fn a_kernel_waits_until_the_runtime_gave_it_scratch_memory() {
     assert_eq!(queue.load(DATA + 8), 0);
 }
 
+// ROCr's DynamicQueueEventsHandler: 512 has it take the scratch memory back, and it stores 0 then.
+#[test]
+fn scratch_memory_for_one_dispatch_is_given_back_before_the_next_packet() {
+    let mut queue = Fixture::new();
+    queue.gpu.dispatcher = Box::new(Scratch);
+    queue.signal(DATA, 1, 0);
+    queue.signal(DATA + 0x40, 1, 0);
+    queue.gpu.memory.put(QUEUE + 140, &[1]);
+    queue.gpu.memory.put(QUEUE + 180, &[1 << 4]);
+    queue.submit(dispatch(DATA + 0x100).with(24, 4096).completes(DATA));
+    queue.submit(barrier(3, &[]).completes(DATA + 0x40));
+    assert_eq!(queue.run(), Step::Waiting { va: INACTIVE + 8 });
+    assert_eq!(queue.load(INACTIVE + 8), 512);
+    assert_eq!((queue.load(DATA + 8), queue.load(DATA + 0x48)), (0, 1));
+    queue.store(INACTIVE + 8, 0);
+    assert_eq!(queue.run(), Step::Idle);
+    assert_eq!(queue.load(DATA + 0x48), 0);
+}
+
 #[test]
 fn the_first_instruction_of_a_kernel_depends_on_the_generation() {
     // llvm-mc: s_endpgm is bf810000 up to gfx1030 and bfb00000 on gfx1100.

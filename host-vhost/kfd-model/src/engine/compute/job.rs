@@ -1,7 +1,7 @@
 //! A kernel while it runs: its workgroups, those that wait for their next turn, and how it ended.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,9 @@ const TURN: Duration = Duration::from_millis(2);
 /// Waves that all kernels of a process have begun and not ended, beyond which none is begun while others wait for their
 /// turn: what they need of memory, 64 KiB each, is bounded.
 pub const MAX_WAVES: u32 = 1024;
+
+/// Numbers of kernels; 0 is none.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// What a kernel runs on.
 #[derive(Clone)]
@@ -83,6 +86,10 @@ pub struct Job {
     waves: Arc<AtomicU32>,
     /// Global wave sync of its queue.
     gws: Arc<Mutex<Gws>>,
+    /// Instructions of the workgroups that ended.
+    instructions: AtomicU64,
+    /// No other kernel of the process has it.
+    number: u64,
 }
 
 /// What a thread did with a job.
@@ -137,7 +144,14 @@ impl Job {
             changed: Condvar::new(),
             waves,
             gws,
+            instructions: AtomicU64::new(0),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// Instructions that waves ran in it so far, but for workgroups that run yet.
+    pub fn instructions(&self) -> u64 {
+        self.instructions.load(Ordering::Relaxed)
     }
 
     /// More than one workgroup can run at a time.
@@ -258,6 +272,7 @@ impl Job {
     fn retire(&self, state: &mut State, resident: Resident, worker: &mut Worker) {
         state.resident -= 1;
         self.waves.fetch_sub(resident.waves, Ordering::Relaxed);
+        self.instructions.fetch_add(resident.group.instructions(), Ordering::Relaxed);
         state.free_places.extend(resident.places);
         worker.spare = Some(resident.group);
     }
@@ -269,7 +284,7 @@ impl Job {
         stopping: &dyn Fn() -> bool,
     ) -> Result<Progress, Failure> {
         let Machine { gpu_id, table, world, target, .. } = &self.machine;
-        worker.memory.begin_turn();
+        worker.memory.begin_turn(self.number);
         let mut since = None;
         loop {
             let mut unit = worker.memory.slice(*gpu_id, *target, table.as_ref(), world.as_ref(), &self.gws);

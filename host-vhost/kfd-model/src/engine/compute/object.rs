@@ -242,5 +242,9 @@ pub fn from_registers(dispatch: &RegisterDispatch<'_>) -> Result<Prepared, Failu
         return Err(DispatchFailure::GroupSegment.into());
     }
     launch.check()?;
+    // Where it says nothing of scratch memory, the kernel is taken at its word that it needs none.
+    if launch.scratch.waves != 0 && launch.scratch.waves < launch.waves() {
+        return Ok(Prepared::InsufficientScratch);
+    }
     Ok(Prepared::Ready(launch))
 }

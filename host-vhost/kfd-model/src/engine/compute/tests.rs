@@ -438,6 +438,10 @@ fn dispatches_of_registers_run() {
     (dispatch.dimensions, dispatch.initiator) = ([200, 1, 1], 1 | 1 << 5);
     assert_eq!(run(dispatch), Ok(Dispatched::Done));
     assert_eq!((gpu.word(DATA + 0x1000 + 4 * 199), gpu.word(DATA + 0x1000 + 4 * 200)), (199, 0));
+    // Scratch memory for one wave, and a workgroup of two.
+    (registers[0x207], registers[0x213], registers[0x218]) = (128, RSRC2 | 1, 1 << 12 | 1);
+    let dispatch = RegisterDispatch { registers: &registers, dimensions: [1, 1, 1], initiator: 1 };
+    assert_eq!(run(dispatch), Ok(Dispatched::InsufficientScratch { wave32: false }));
 }
 
 #[test]

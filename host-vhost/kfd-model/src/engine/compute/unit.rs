@@ -1,6 +1,6 @@
 //! A compute unit at work: what the waves of a workgroup see for the length of a slice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,16 +26,26 @@ const MAX_MESSAGES: usize = 64;
 
 /// Code that was decoded, page by page.
 ///
-/// A page is compared with memory when it is first used in a turn, so that whatever a program or a queue does about
+/// A page is compared with memory when a kernel first uses it, so that whatever a program or a queue does about
 /// instruction caches, no older code runs than hardware might run.
 #[derive(Debug, Default)]
 struct Code {
     pages: HashMap<u64, Arc<CodePage>>,
-    /// The page that was used last, if it was compared in this turn.
+    /// The page that was used last, if it was compared in this kernel.
     last: Option<(u64, Arc<CodePage>)>,
-    /// Pages that were compared in this turn.
-    checked: Vec<u64>,
+    /// Pages that were compared in this kernel.
+    checked: HashSet<u64>,
+    /// The kernel.
+    kernel: u64,
     generation: Option<u64>,
+}
+
+impl Code {
+    /// Whatever was compared is compared again.
+    fn forget(&mut self) {
+        self.checked.clear();
+        self.last = None;
+    }
 }
 
 /// What a compute unit keeps from slice to slice.
@@ -46,10 +56,12 @@ pub struct UnitMemory {
 }
 
 impl UnitMemory {
-    /// Another workgroup, or the same one after a while: code is compared with memory again.
-    pub fn begin_turn(&mut self) {
-        self.code.checked.clear();
-        self.code.last = None;
+    /// A workgroup of a kernel: if it is another one than that of the workgroup before, code is compared with memory again.
+    pub fn begin_turn(&mut self, kernel: u64) {
+        if self.code.kernel != kernel {
+            self.code.kernel = kernel;
+            self.code.forget();
+        }
     }
 
     /// Begins a slice. Nothing changes the page table until what is returned is dropped.
@@ -66,8 +78,7 @@ impl UnitMemory {
         let generation = Some(table.generation());
         if code.generation != generation {
             code.generation = generation;
-            code.checked.clear();
-            code.last = None;
+            code.forget();
         }
         Unit { pages, code, target, world, gws, messages: Vec::new(), fault: None }
     }
@@ -135,7 +146,7 @@ impl Fetch for Unit<'_> {
             Some(code) => code,
             None => {
                 let code = self.fetch(page).map_err(|fault| note(&mut self.fault, fault))?;
-                self.code.checked.push(page);
+                self.code.checked.insert(page);
                 code
             }
         };
@@ -271,7 +282,6 @@ impl Bus for Unit<'_> {
     }
 
     fn invalidate_code(&mut self) {
-        self.code.checked.clear();
-        self.code.last = None;
+        self.code.forget();
     }
 }

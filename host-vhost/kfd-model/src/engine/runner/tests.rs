@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc;
 
+use nix::sys::signal::SigSet;
+
 use super::*;
 use crate::engine::aql::AqlQueue;
 use crate::engine::fake::{FakeMemory, FakeWorld};
