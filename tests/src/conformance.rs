@@ -15,6 +15,7 @@ use crate::gpu_view::GpuView;
 use crate::guest::{Command, Guest};
 use crate::host::Daemon;
 use crate::native::Under;
+use crate::parts::package_path;
 use crate::talk::OnHost;
 use crate::transcript::{Exception, Outcome, listen, listen_with};
 
@@ -31,8 +32,9 @@ pub const TRANSCRIPTS_VARIABLE: &str = "VIRTIO_KFD_TEST_TRANSCRIPTS";
 pub const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt");
 
 /// Sections of the program that need one process; each runs in a process of its own.
-pub const SECTIONS: &[&str] =
-    &["alloc", "fixed", "map", "nodes", "pointer", "register", "vmm", "drm", "data", "cases", "misc"];
+pub const SECTIONS: &[&str] = &[
+    "alloc", "fixed", "map", "nodes", "pointer", "register", "vmm", "drm", "data", "cases", "reopen", "misc",
+];
 
 /// Sections for guests alone: loop-back has no device file, and one process.
 pub const SECTIONS_OF_GUESTS: &[&str] = &["replaced", "drm-file", "two", "data-large"];
@@ -91,10 +93,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// The directory of the program's sources.
 pub fn sources() -> PathBuf {
-    // Where the tests run, which need not be where they were built.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/memory")
+    package_path("tests/c/memory")
 }
 
 /// Whether a section is asked for.

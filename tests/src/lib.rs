@@ -15,6 +15,7 @@ pub mod host;
 pub mod installed;
 pub mod moments;
 pub mod native;
+pub mod parts;
 pub mod process;
 pub mod qemu;
 pub mod qmp;

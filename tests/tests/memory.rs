@@ -1,13 +1,13 @@
 //! The memory conformance suite in loop-back: see [`virtio_kfd_tests::conformance`].
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::conformance::{
     EXCEPTIONS, NOT_REGISTERED, REGISTER, SECTIONS, SET, compile, from_heading, loopback, native, wanted,
 };
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::transcript::compare;
 use virtio_kfd_tests::{Artifacts, Daemon, need};
 
@@ -80,9 +80,7 @@ fn memory_is_as_natively_with_a_gpu_of_another_family() {
 #[test]
 fn more_memory_than_vram_is_registered_as_natively() {
     let directory = tempfile::tempdir().unwrap();
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    let text = std::fs::read_to_string(package.join("../host-vhost/kfd-model/profiles/gfx906.toml")).unwrap();
+    let text = std::fs::read_to_string(package_path("../host-vhost/kfd-model/profiles/gfx906.toml")).unwrap();
     let small = text
         .replace("vram_mib = 16368", "vram_mib = 256")
         .replace("visible_mib = 16368", "visible_mib = 256");
@@ -98,6 +96,39 @@ fn registration_is_refused_by_default() {
     let artifacts = need!(parts());
     let found = lines(&artifacts, &[], "register-default");
     assert_eq!(from_heading(&found), NOT_REGISTERED);
+}
+
+/// Case C62: a window of 4 KiB, as when its size was given in the wrong unit.
+#[test]
+fn a_window_that_nothing_fits_in_is_told_in_time() {
+    let artifacts = need!(parts());
+    let found = lines(&artifacts, &["--shmem-size", "4K"], "tiny-window");
+    let right = |node: u32, size: u32, flags: &str| {
+        vec![
+            format!("alloc a(node {node}, size {size:#x}, align 0, {flags}) = SUCCESS, address aligned"),
+            format!("map(a, {size:#x}) = SUCCESS, alternate NULL"),
+            format!("gpu 0 writes {size:#x} bytes of a: done"),
+            format!("gpu 0 reads {size:#x} bytes of a: same"),
+            "unmap(a) = SUCCESS".to_owned(),
+            format!("free(a, {size:#x}) = SUCCESS"),
+        ]
+    };
+    let none = |size: u32| {
+        vec![format!(
+            "alloc a(node 1, size {size:#x}, align 0, NonPaged|HostAccess|Coarse) = NO_MEMORY, address NULL"
+        )]
+    };
+    let expected = [
+        vec!["== a window of one page".to_owned()],
+        none(0x1000),
+        none(0x20_0000),
+        right(1, 0x1000, "NonPaged|Coarse"),
+        right(1, 0x20_0000, "NonPaged|Coarse"),
+        right(0, 0x1000, "HostAccess"),
+        right(0, 0x20_0000, "HostAccess"),
+        vec!["close = SUCCESS".to_owned()],
+    ];
+    assert_eq!(from_heading(&found), expected.concat());
 }
 
 /// Case C62: a window of 64 MiB before 16 GiB of VRAM.

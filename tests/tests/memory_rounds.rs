@@ -4,12 +4,12 @@
 //! In loop-back a VM is one process, so there are as many daemons; the processes of one VM are in `qemu_memory`.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::conformance::{ROUNDS_LEAVE, SET};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -20,12 +20,6 @@ const THREADS: &str = "8";
 /// Rounds in all: 10,000.
 const ROUNDS: &str = "2500";
 
-fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/rounds.c")
-}
-
 #[test]
 fn ten_thousand_rounds_leave_nothing_behind() {
     let artifacts = need!(Artifacts::find());
@@ -33,7 +27,7 @@ fn ten_thousand_rounds_leave_nothing_behind() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let program = CProgram::compile(&root, &source(), Place::Host).unwrap();
+    let program = CProgram::compile(&root, &package_path("tests/c/rounds.c"), Place::Host).unwrap();
     let daemons: Vec<Daemon> =
         (0..PROCESSES).map(|_| Daemon::start(&artifacts, "model:gfx906", &[]).unwrap()).collect();
     let run = |rounds: &'static str| -> Vec<String> {
@@ -68,7 +62,7 @@ fn rounds_leave_nothing_behind_natively() {
     let artifacts = need!(Artifacts::find());
     let root = need!(artifacts.packages(SET));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let program = CProgram::compile(&root, &source(), Place::Host).unwrap();
+    let program = CProgram::compile(&root, &package_path("tests/c/rounds.c"), Place::Host).unwrap();
     let mut command = program.command(&Under::model(&artifacts, "gfx906").unwrap());
     command.args([ROUNDS, THREADS]);
     assert_eq!(text(command, LIMIT).unwrap(), ROUNDS_LEAVE);

@@ -5,13 +5,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::{runtime, text};
+use virtio_kfd_tests::parts::{Part, kernel_complaints, package_path, run_parts, user};
 use virtio_kfd_tests::rocminfo::{agents, differences, gpus, system};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
 
@@ -43,9 +43,6 @@ close: SUCCESS
 /// Lines of a GPU's section of rocminfo that may differ between native and in the guest: none.
 const GPU_MAY_DIFFER: &[&str] = &[];
 
-/// A part of the test, with its name.
-type Part = (&'static str, fn(&Stack));
-
 struct Stack {
     artifacts: Artifacts,
     daemon: Daemon,
@@ -53,9 +50,7 @@ struct Stack {
 }
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(format!("{name}.c"))
+    package_path(&format!("tests/c/{name}.c"))
 }
 
 impl Stack {
@@ -89,11 +84,6 @@ impl Stack {
         assert!(output.success() && output.text().contains("all answers right"), "{output}");
         println!("    {}", output.text().lines().last().unwrap_or_default());
     }
-}
-
-/// A command for the user without privileges.
-fn user(script: &str) -> Command {
-    Command::new("su").args(&["-s", "/bin/sh", "user", "-c", script])
 }
 
 /// D10: the CPU agent is the guest's own. Everything else is as on the host.
@@ -244,8 +234,7 @@ fn garbage_is_refused_and_nobody_notices(stack: &Stack) {
     assert!(!stack.daemon.log().contains("panicked"), "{}", stack.daemon.report());
     stack.daemon.wait_for_workers(0, SECOND).unwrap();
     assert_eq!(gpus(&stack.run("rocminfo")).len(), 1, "a new process works");
-    let kernel = stack.guest.run(&Command::shell("dmesg | grep -E 'BUG|Oops|WARNING|hung' || true")).unwrap();
-    assert_eq!(kernel.text(), "", "the guest's kernel");
+    assert_eq!(kernel_complaints(&stack.guest).unwrap(), "", "the guest's kernel");
 }
 
 #[test]
@@ -279,7 +268,7 @@ fn the_whole_stack_in_a_guest() {
     guest.run(&Command::shell(&nodes)).unwrap().checked().unwrap();
     let stack = Stack { artifacts, daemon, guest };
 
-    let parts: &[Part] = &[
+    let parts: &[Part<Stack>] = &[
         ("rocminfo shows the native GPU", rocminfo_shows_the_native_gpu),
         ("an offline CPU is no obstacle", an_offline_cpu_is_no_obstacle),
         ("C programs print what they print natively", c_programs_print_what_they_print_natively),
@@ -288,21 +277,11 @@ fn the_whole_stack_in_a_guest() {
         ("500 rounds", five_hundred_rounds_leave_nothing_behind),
         ("garbage", garbage_is_refused_and_nobody_notices),
     ];
-    let mut failed = Vec::new();
-    // To try one part by hand.
-    let only = std::env::var("VIRTIO_KFD_TEST_PARTS").unwrap_or_default();
-    for (name, part) in parts.iter().filter(|(name, _)| name.contains(&only)) {
-        let begin = Instant::now();
-        println!("{name}");
-        let outcome = catch_unwind(AssertUnwindSafe(|| part(&stack)));
-        println!("  {} ({:?})", if outcome.is_ok() { "ok" } else { "FAILED" }, begin.elapsed());
-        if outcome.is_err() {
-            failed.push(*name);
-            // What it left running would only make the next parts fail too.
-            let _ = stack.guest.run(&Command::shell("killall sleep kfd-hostile; true"));
-            let _ = stack.daemon.wait_for_workers(0, LIMIT);
-        }
-    }
+    let failed = run_parts(&stack, parts, |stack| {
+        // What it left running would only make the next parts fail too.
+        let _ = stack.guest.run(&Command::shell("killall sleep kfd-hostile; true"));
+        let _ = stack.daemon.wait_for_workers(0, LIMIT);
+    });
 
     // The end of the VM is the end of all it held; the daemon waits for the next one.
     let Stack { daemon, guest, .. } = stack;

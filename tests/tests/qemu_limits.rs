@@ -2,13 +2,14 @@
 //! here, so that a kernel that lifts one, or a change that adds one, is noticed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::gpu_view::GpuView;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::Talk;
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
 
@@ -80,17 +81,13 @@ struct Stack {
     guest: Guest,
 }
 
-fn package() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
-}
-
 fn source(name: &str) -> PathBuf {
-    package().join("tests/c").join(format!("{name}.c"))
+    package_path(&format!("tests/c/{name}.c"))
 }
 
 /// A command for the user without privileges.
 fn user(script: &str) -> Command {
-    Command::new("su").args(&["-s", "/bin/sh", "user", "-c", script]).limit(LIMIT)
+    virtio_kfd_tests::parts::user(script).limit(LIMIT)
 }
 
 impl Stack {
@@ -286,7 +283,7 @@ fn natively_it_is_ordinary_memory() {
 /// The page and the list above are one.
 #[test]
 fn the_page_of_limits_names_each() {
-    let page = std::fs::read_to_string(package().join(Path::new("../docs/limits.md"))).unwrap();
+    let page = std::fs::read_to_string(package_path("../docs/limits.md")).unwrap();
     for (question, native, blob, pooled) in DIFFER {
         let row = format!("| {question} | {native} | {blob} | {pooled} |");
         assert!(page.contains(&row), "docs/limits.md lacks the row: {row}");

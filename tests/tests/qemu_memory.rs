@@ -4,8 +4,6 @@
 //! One guest for all of it; a failure's message begins with the part's name.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -14,6 +12,7 @@ use virtio_kfd_tests::conformance::{
     EXCEPTIONS, EXCEPTIONS_OF_GUESTS, NOT_REGISTERED, REGISTER, ROUNDS_LEAVE, SECTIONS, SECTIONS_OF_GUESTS,
     SET, SYSTEM_MEMORY_OF_GUESTS, compile, from_heading, in_guest, native, wanted,
 };
+use virtio_kfd_tests::parts::{OPEN_TO_USERS, Part, kernel_complaints, package_path, run_parts, user};
 use virtio_kfd_tests::qmp::Qmp;
 use virtio_kfd_tests::transcript::compare;
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Vm, need};
@@ -36,9 +35,6 @@ const THREADS: u32 = 8;
 /// Memory that is plugged in, in MiB.
 const PLUGGED: u64 = 1024;
 
-/// A part of the test, with its name.
-type Part = (&'static str, fn(&Stack));
-
 struct Stack {
     artifacts: Artifacts,
     daemon: Daemon,
@@ -52,11 +48,6 @@ impl Stack {
     fn root(&self, script: &str) -> String {
         self.guest.run(&Command::shell(script).limit(LIMIT)).unwrap().checked().unwrap().text()
     }
-}
-
-/// A command for the user without privileges.
-fn user(script: &str) -> Command {
-    Command::new("su").args(&["-s", "/bin/sh", "user", "-c", script]).limit(LIMIT)
 }
 
 fn the_suite_prints_what_it_prints_natively(stack: &Stack) {
@@ -165,6 +156,29 @@ close = SUCCESS",
     assert_eq!(from_heading(&ours.lines).join("\n"), expected);
 }
 
+/// Case C21. Natively no handle can be made (see above), so what is expected is what the call promises.
+fn processes_with_the_same_number_share_memory(stack: &Stack) {
+    let nothing = &mut |_: &str| Ok(0);
+    let ours = in_guest(&stack.guest, PROGRAM, &stack.daemon, "pids", &[], nothing).unwrap();
+    assert!(ours.error.is_none(), "{:?}\n{}", ours.error, ours.lines.join("\n"));
+    let expected = [
+        "== processes with the same number",
+        "process 0: number 1, share = SUCCESS",
+        "process 1: number 1, share = SUCCESS",
+        "two handles: yes",
+        "open the handle of process 0 = SUCCESS, size 0x10000",
+        "open the handle of process 1 = SUCCESS, size 0x10000",
+        "gpu 0 reads 0x10000 bytes of memory 0: same",
+        "gpu 0 reads 0x10000 bytes of memory 1: same",
+        "close it = SUCCESS",
+        "process 0: exit 0",
+        "close it = SUCCESS",
+        "process 1: exit 0",
+        "close = SUCCESS",
+    ];
+    assert_eq!(from_heading(&ours.lines), expected);
+}
+
 /// The calls that differ by default, without the opt-in.
 fn registration_is_refused_by_default(stack: &Stack) {
     let nothing = &mut |_: &str| Ok(0);
@@ -177,7 +191,7 @@ fn registration_is_refused_by_default(stack: &Stack) {
 fn rounds_leave_nothing_behind(stack: &Stack) {
     let rounds = std::env::var(ROUNDS_VARIABLE).ok().and_then(|text| text.parse::<u32>().ok());
     let run = |rounds: u32| {
-        let command = user(&format!("exec {ROUNDS_PROGRAM} {rounds} {THREADS} beside"));
+        let command = user(&format!("exec {ROUNDS_PROGRAM} {rounds} {THREADS} beside")).limit(LIMIT);
         let running: Vec<_> = (0..PROCESSES).map(|_| stack.guest.spawn(&command).unwrap()).collect();
         for process in running {
             let output = process.wait().unwrap().checked().unwrap();
@@ -186,7 +200,7 @@ fn rounds_leave_nothing_behind(stack: &Stack) {
         stack.daemon.settled(LIMIT).unwrap()
     };
     let vram = || {
-        let command = user(&format!("exec {ROUNDS_PROGRAM} 0 1"));
+        let command = user(&format!("exec {ROUNDS_PROGRAM} 0 1")).limit(LIMIT);
         stack.guest.run(&command).unwrap().checked().unwrap().text()
     };
     let before = run(16);
@@ -277,12 +291,6 @@ fn memory_is_plugged_in_and_out(stack: &Stack) {
     assert!(!asked[0].contains("DEVICE_DELETED"), "memory with live buffers in it is gone: {asked:?}");
 }
 
-fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(format!("{name}.c"))
-}
-
 #[test]
 fn memory_in_a_guest() {
     let artifacts = need!(Artifacts::find());
@@ -296,7 +304,7 @@ fn memory_in_a_guest() {
     let program = compile(&root, Place::Host).unwrap();
     // The image is written at the boot; until then the files must be there.
     let in_guest = compile(&root, Place::Guest).unwrap();
-    let rounds = CProgram::compile(&root, &source("rounds"), Place::Guest).unwrap();
+    let rounds = CProgram::compile(&root, &package_path("tests/c/rounds.c"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), in_guest.path()).unwrap();
     builder.overlay().file(ROUNDS_PROGRAM.trim_start_matches('/'), rounds.path()).unwrap();
     let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
@@ -308,30 +316,18 @@ fn memory_in_a_guest() {
         .boot()
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     let stack = Stack { artifacts, daemon, guest, program };
-    // udev's rules for GPUs, without udev.
-    stack.root("chmod 666 /dev/dri/renderD*; chmod 755 /opt/virtio-kfd");
+    stack.root(OPEN_TO_USERS);
 
-    let parts: &[Part] = &[
+    let parts: &[Part<Stack>] = &[
         ("the suite prints what it prints natively", the_suite_prints_what_it_prints_natively),
         ("handles are shared as bytes", handles_are_shared_as_bytes),
+        ("processes with the same number share memory", processes_with_the_same_number_share_memory),
         ("registration is refused by default", registration_is_refused_by_default),
         ("rounds leave nothing behind", rounds_leave_nothing_behind),
         ("memory is plugged in and out", memory_is_plugged_in_and_out),
     ];
-    let mut failed = Vec::new();
-    // To try one part by hand.
-    let only = std::env::var("VIRTIO_KFD_TEST_PARTS").unwrap_or_default();
-    for (name, part) in parts.iter().filter(|(name, _)| name.contains(&only)) {
-        let begin = Instant::now();
-        println!("{name}");
-        let outcome = catch_unwind(AssertUnwindSafe(|| part(&stack)));
-        println!("  {} ({:?})", if outcome.is_ok() { "ok" } else { "FAILED" }, begin.elapsed());
-        if outcome.is_err() {
-            failed.push(*name);
-        }
-    }
+    let failed = run_parts(&stack, parts, |_| {});
     assert!(stack.guest.vm().is_running(), "{}", stack.guest.vm().report());
-    let kernel = stack.root("dmesg | grep -E 'BUG|Oops|WARNING|hung' || true");
-    assert_eq!(kernel, "", "the guest's kernel");
+    assert_eq!(kernel_complaints(&stack.guest).unwrap(), "", "the guest's kernel");
     assert!(failed.is_empty(), "{failed:?}\n{}", stack.daemon.report());
 }

@@ -2,21 +2,15 @@
 //! trap and come back. The program and what it proves: tests/c/queues.c.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::parts::{OPEN_TO_USERS, kernel_complaints, package_path, user};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Vm, need};
 
 const SET: &str = "rocm-trixie";
 const LIMIT: Duration = Duration::from_secs(240);
 const PROGRAM: &str = "/opt/virtio-kfd/queues";
-
-fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/queues.c")
-}
 
 #[test]
 fn every_ring_of_a_guest_arrives() {
@@ -27,7 +21,7 @@ fn every_ring_of_a_guest_arrives() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     let root = need!(artifacts.packages(SET));
-    let program = CProgram::compile(&root, &source(), Place::Guest).unwrap();
+    let program = CProgram::compile(&root, &package_path("tests/c/queues.c"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
     let guest = builder
@@ -40,11 +34,10 @@ fn every_ring_of_a_guest_arrives() {
         let output = guest.run(&Command::shell(script).limit(LIMIT)).unwrap();
         output.checked().unwrap_or_else(|error| panic!("{script}: {error:#}")).text()
     };
-    root("chmod 666 /dev/dri/renderD*; chmod 755 /opt/virtio-kfd");
+    root(OPEN_TO_USERS);
     // By an ordinary user, who needs no privilege for it.
     let script = format!("HSAKMT_DEBUG_LEVEL=6 {PROGRAM} 2>&1");
-    let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(LIMIT);
-    let output = guest.run(&command).unwrap();
+    let output = guest.run(&user(&script).limit(LIMIT)).unwrap();
     let text = output.text();
     assert!(
         output.success() && text.lines().any(|line| line == "queues: every ring arrived"),
@@ -55,5 +48,5 @@ fn every_ring_of_a_guest_arrives() {
     println!("{text}");
     assert!(!text.contains("trap"), "doorbells do not trap: {text}");
     // The guest's kernel had nothing to complain of.
-    assert_eq!(root("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"), "");
+    assert_eq!(kernel_complaints(&guest).unwrap(), "");
 }

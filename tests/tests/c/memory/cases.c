@@ -192,3 +192,76 @@ void section_window(void) {
     }
     line("20 rounds");
 }
+
+// Case C62: a window that nothing fits in. It is told in time, and what needs no window goes on.
+void section_tiny_window(void) {
+    static const uint32_t kinds[] = {VISIBLE, DEVICE, FINE};
+    heading("a window of one page");
+    for (unsigned kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+        for (uint64_t size = PAGE; size <= 2 * MIB; size *= 512) {
+            HSAuint32 node = kinds[kind] & NON_PAGED ? machine.gpu[0] : machine.cpu;
+            char *a = alloc("a", node, size, kinds[kind]);
+            if (!a)
+                continue;
+            map(a, size);
+            gpu_writes(0, a, size, 62);
+            gpu_sees(0, a, size, 62);
+            unmap(a);
+            drop("a", a, size);
+        }
+}
+
+static void canaries(const char *range, const char *when) {
+    unsigned changed = 0;
+    for (uint64_t byte = 0; byte < 16 * MIB; byte += 64)
+        if (byte < 4 * MIB || byte >= 8 * MIB)
+            changed += (uint8_t)range[byte] != 0xc5;
+    line("%s, bytes of the caller's that changed: %u", when, changed);
+}
+
+// Case C14: a close leaves what the library has not made, and what comes after the next open does not replace it.
+void section_reopen(void) {
+    heading("a close and an open");
+    char *range = own(16 * MIB), *hole = range + 4 * MIB;
+    memset(range, 0xc5, 16 * MIB);
+    disown(hole, 4 * MIB);
+    for (unsigned round = 0; round < 3; round++) {
+        name("range", range, 16 * MIB);
+        char *a = alloc_at("a", machine.gpu[0], 2 * MIB, 0, VISIBLE | FIXED, hole);
+        char *b = alloc_at("b", machine.cpu, MIB, 0, FINE | FIXED, hole + 2 * MIB);
+        canaries(range, "allocated");
+        if (a) {
+            map(a, 2 * MIB);
+            cpu_writes(a, 2 * MIB, 14 + round);
+            gpu_sees(0, a, 2 * MIB, 14 + round);
+            unmap(a);
+            drop("a", a, 2 * MIB);
+        }
+        if (b)
+            drop("b", b, MIB);
+        end();
+        canaries(range, "closed");
+        begin();
+        meet();
+        canaries(range, "opened again");
+        forget("range");
+    }
+    // Something is still there at the close. What becomes of its place is the library's to say; it is not the caller's.
+    void *left = NULL;
+    HsaMemFlags flags;
+    flags.Value = VISIBLE | FIXED;
+    left = hole;
+    line("one that is left = %s", status_name(hsaKmtAllocMemory(machine.gpu[0], 2 * MIB, flags, &left)));
+    end();
+    canaries(range, "closed with memory");
+    begin();
+    meet();
+    left = hole;
+    HSAKMT_STATUS status = hsaKmtAllocMemory(machine.gpu[0], 2 * MIB, flags, &left);
+    line("the same place again: %s", status == HSAKMT_STATUS_SUCCESS || status == HSAKMT_STATUS_NO_MEMORY
+                                         ? "had or refused"
+                                         : status_name(status));
+    canaries(range, "and again");
+    disown(range, 4 * MIB);
+    disown(range + 8 * MIB, 8 * MIB);
+}

@@ -139,6 +139,10 @@ void section_cases(void);
 void section_two(void);
 void section_window(void);
 void section_hotplug(void);
+void section_reopen(void);
+void section_tiny_window(void);
+void section_pids(void);
 int two_child(int count, char **arguments);
+int pids_child(char **arguments);
 
 #endif

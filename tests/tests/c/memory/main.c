@@ -20,9 +20,12 @@ static const struct {
     {"data", section_data},
     {"data-large", section_data_large},
     {"cases", section_cases},
+    {"reopen", section_reopen},
     {"hotplug", section_hotplug},
     {"two", section_two},
     {"window", section_window},
+    {"tiny-window", section_tiny_window},
+    {"pids", section_pids},
     {"share", section_share},
     {"misc", section_misc},
 };
@@ -30,6 +33,8 @@ static const struct {
 int main(int count, char **arguments) {
     if (count > 1 && !strcmp(arguments[1], "two-child"))
         return two_child(count, arguments);
+    if (count == 3 && !strcmp(arguments[1], "pids-child"))
+        return pids_child(arguments);
     begin();
     meet();
     line("nodes %u, cpu %u, gpus %s", machine.nodes, machine.cpu, node_list(machine.gpus, machine.gpu));
