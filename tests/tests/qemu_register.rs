@@ -1,11 +1,11 @@
 //! Memory of the application, adopted in place in an unmodified guest: the pages are a GUEST blob's of its own virtio_gpu
-//! driver, so this is where the exchange has to hold. The program and what it proves: tests/c/registration.c.
+//! driver, so this is where the exchange has to hold. The program and what it proves: tests/c/registration.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::parts::{OPEN_TO_USERS, kernel_complaints, package_path, user};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Vm, need};
 
 const SET: &str = "rocm-trixie";
@@ -25,12 +25,6 @@ const PARTS: &[(&str, &str)] = &[
     ("flat 100", "flat: nothing is left"),
     ("unfit", "unfit: refused"),
 ];
-
-fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/registration.c")
-}
 
 struct Stack {
     daemon: Daemon,
@@ -53,8 +47,7 @@ impl Stack {
                 _ => (*arguments).to_owned(),
             };
             let script = format!("VIRTIO_KFD_REGISTER=adopt HSAKMT_DEBUG_LEVEL=6 {PROGRAM} {arguments} 2>&1");
-            let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(LIMIT);
-            let output = self.guest.run(&command).unwrap();
+            let output = self.guest.run(&user(&script).limit(LIMIT)).unwrap();
             let text = output.text();
             assert!(
                 output.success() && text.lines().any(|line| line == *expected),
@@ -80,7 +73,8 @@ fn nothing_is_lost_in_a_guest() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     let root = need!(artifacts.packages(SET));
-    let program = CProgram::compile(&root, &source(), Place::Guest).unwrap();
+    let program =
+        CProgram::compile_directory(&root, &package_path("tests/c/registration"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
     let guest = builder
@@ -90,7 +84,7 @@ fn nothing_is_lost_in_a_guest() {
         .boot()
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     let stack = Stack { daemon, guest };
-    stack.root("chmod 666 /dev/dri/renderD*; chmod 755 /opt/virtio-kfd");
+    stack.root(OPEN_TO_USERS);
 
     // As a distribution leaves it: no userfaultfd for users. And yama lets a process be traced by its ancestors only.
     stack.root("test ! -e /proc/sys/kernel/yama/ptrace_scope || echo 1 > /proc/sys/kernel/yama/ptrace_scope");
@@ -100,6 +94,5 @@ fn nothing_is_lost_in_a_guest() {
     stack.parts("userfaultfd");
 
     // The guest's kernel had nothing to complain of.
-    let complaints = stack.root("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true");
-    assert_eq!(complaints, "");
+    assert_eq!(kernel_complaints(&stack.guest).unwrap(), "");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{run, text};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
@@ -64,18 +65,12 @@ fn faults_may_be_held() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/registration.c")
-}
-
 fn stack() -> anyhow::Result<Stack> {
     let artifacts = Artifacts::find()?;
     artifacts.thunk()?;
     artifacts.program("vhost-user-kfd")?;
     let root = artifacts.packages(SET)?;
-    let program = CProgram::compile(&root, &source(), Place::Host)?;
+    let program = CProgram::compile_directory(&root, &package_path("tests/c/registration"), Place::Host)?;
     Ok(Stack { artifacts, program })
 }
 

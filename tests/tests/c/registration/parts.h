@@ -1,0 +1,48 @@
+// Memory of the application that is registered and given back while it is in use: nothing that threads write and nothing
+// that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
+//
+// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit HOW | refused | bench
+#ifndef PARTS_H
+#define PARTS_H
+
+#define _GNU_SOURCE
+#include "../kmt.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define PAGE 4096ul
+
+// Ends the program with a line that says what was found.
+void fail(const char *what, long found, long expected) __attribute__((noreturn));
+void ok(const char *what, HSAKMT_STATUS status);
+
+// Memory of the program's own.
+char *own(size_t size);
+// Registered, and mapped for GPUs; and the other way round.
+void given(char *start, size_t size);
+void taken(char *start);
+void given_and_taken(char *start, size_t size);
+
+// What the process holds: lines of /proc/self/maps, descriptors, KiB of memory.
+long mappings(void);
+long descriptors(void);
+long resident(void);
+unsigned random_number(void);
+// The exit status of a child, or 1000 and the signal that ended it.
+int child_status(pid_t child);
+// Whether the mapping at an address is the process's own.
+bool is_private(char *address);
+
+// The parts with files of their own.
+void storm(int rounds);
+void replaced(void);
+void unfit(const char *hold);
+
+#endif
