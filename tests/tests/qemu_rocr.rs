@@ -152,6 +152,10 @@ fn unmodified_runtimes_of_both_releases_in_a_guest() {
     for (set, program) in &programs {
         everything_is_as_natively(&stack, set, program);
         synchronous_copies_are_refused(&stack, set);
+        let begin = Instant::now();
+        let kernels = stack.run(&in_guest(set, "kernels"));
+        assert_eq!(kernels, expected::kernels(PROFILE), "{set}: {}", stack.daemon.report());
+        println!("{set}, kernels: {:?}", begin.elapsed());
     }
     // With the guest's own loader, so that it can execute itself.
     let begin = Instant::now();

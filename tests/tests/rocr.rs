@@ -90,6 +90,28 @@ fn copies_go_from_gpu_to_gpu() {
     same(&artifacts, "rocm-trixie", "gfx906x2", &[], NOT_LOCKED);
 }
 
+/// Fills, copies within a GPU and synchronous copies are kernels of the runtime's.
+#[test]
+fn kernels_of_the_runtime_fill_and_copy() {
+    let artifacts = need!(parts());
+    for set in SETS {
+        let runtime = runtime(&artifacts, set).unwrap();
+        let root = artifacts.packages(set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source(), Place::Guest).unwrap();
+        let run = |under: &Under<'_>| {
+            let mut command = under.command(&runtime, program.path())?;
+            command.arg("kernels").env_remove(REGISTER);
+            text(command, LIMIT)
+        };
+        let expected = expected::kernels("gfx906");
+        assert_eq!(run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap(), expected, "{set}, natively");
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let ours = run(&Under::loopback(&artifacts, daemon.socket()).unwrap())
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        assert_eq!(ours, expected, "{set}, in loop-back");
+    }
+}
+
 /// With the option pageable memory is locked as natively, and nothing differs.
 #[test]
 fn nothing_differs_where_memory_is_adopted() {

@@ -109,6 +109,7 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t pool, size_t siz
 hsa_status_t hsa_amd_memory_pool_free(void *pointer);
 hsa_status_t hsa_amd_agents_allow_access(uint32_t count, const hsa_agent_t *agents, const uint32_t *flags,
 	const void *pointer);
+hsa_status_t hsa_amd_memory_fill(void *to, uint32_t value, size_t count);
 hsa_status_t hsa_memory_copy(void *to, const void *from, size_t size);
 hsa_status_t hsa_amd_memory_lock(void *pointer, size_t size, hsa_agent_t *agents, int count, void **agent_pointer);
 hsa_status_t hsa_amd_memory_unlock(void *pointer);

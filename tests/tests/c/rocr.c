@@ -691,6 +691,50 @@ static void refused(void)
 	MUST(hsa_amd_memory_pool_free(on));
 }
 
+/* What the runtime's own kernels do: fills, copies within a GPU, synchronous copies. */
+static void kernels(void)
+{
+	puts("= kernels");
+	unsigned char *on = device(0, AREA), *other = device(0, AREA), *back = host(AREA);
+	unsigned char *expected = malloc(AREA), *copied = calloc(1, AREA);
+	pattern(expected, AREA, 9);
+	memcpy(back, expected, AREA);
+	printf("synchronous copy to VRAM: %s\n", name(hsa_memory_copy(on, back, AREA)));
+	memset(back, 0, AREA);
+	MUST(hsa_amd_memory_fill(other, 0, AREA / 4));
+	state = 5000;
+	for (unsigned i = 0; i < 60; i++) {
+		/* Whole words, at whole words. */
+		size_t count = 1 + next(i % 3 ? 3000 : AREA / 8), at = next(AREA / 4 - count + 1);
+		uint32_t value = (uint32_t)mix(i);
+		MUST(hsa_amd_memory_fill(on + 4 * at, value, count));
+		for (size_t k = 0; k < count; k++)
+			memcpy(expected + 4 * (at + k), &value, 4);
+	}
+	for (unsigned i = 0; i < 40; i++) {
+		size_t size = 1 + next(i % 3 ? 5000 : AREA / 2);
+		size_t source = next(AREA - size + 1), target = next(AREA - size + 1);
+		copy(other + target, gpus[0], on + source, gpus[0], size);
+		memcpy(copied + target, expected + source, size);
+	}
+	printf("synchronous copy from VRAM: %s\n", name(hsa_memory_copy(back, on, AREA)));
+	check("fills, byte by byte", !memcmp(back, expected, AREA));
+	printf("filled: %016lx\n", sum(back, AREA));
+	copy(back, cpu, other, gpus[0], AREA);
+	check("copies within the GPU, byte by byte", !memcmp(back, copied, AREA));
+	printf("within the GPU: %016lx\n", sum(back, AREA));
+	/* Memory of the host. */
+	MUST(hsa_amd_memory_fill(back + 4096, 0xdeadbeef, 1000));
+	for (size_t k = 0; k < 1000; k++)
+		memcpy(copied + 4096 + 4 * k, "\xef\xbe\xad\xde", 4);
+	check("a fill of the host's memory", !memcmp(back, copied, AREA));
+	free(expected);
+	free(copied);
+	MUST(hsa_amd_memory_pool_free(on));
+	MUST(hsa_amd_memory_pool_free(other));
+	MUST(hsa_amd_memory_pool_free(back));
+}
+
 /* A queue of its own gets a packet, which it must not take for done. */
 static void wrong(const char *what, uint16_t header, uint8_t format)
 {
@@ -806,7 +850,7 @@ static int family(char *program)
 	return failures != 0;
 }
 
-/* Without arguments all sections but "refused" and "children", else that one; a number is that of the section "many"'s
+/* Without arguments all sections but "refused", "kernels" and "children", else that one; a number is that of the section "many"'s
  * queues. */
 int main(int argc, char **argv)
 {
@@ -834,6 +878,8 @@ int main(int argc, char **argv)
 		MUST(hsa_queue_create(gpus[0], 64, HSA_QUEUE_TYPE_MULTI, on_error, NULL, UINT32_MAX, UINT32_MAX, &queues[i]));
 	if (!strcmp(only, "refused")) {
 		refused();
+	} else if (!strcmp(only, "kernels")) {
+		kernels();
 	} else {
 		copies();
 		barriers();

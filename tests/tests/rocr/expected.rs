@@ -71,6 +71,51 @@ fn copied() -> (u64, u64) {
     (sum(&host), sum(&vram))
 }
 
+/// What the section "kernels" leaves in the memory that was filled, and in that which was copied to within the GPU.
+fn filled() -> (u64, u64) {
+    const AREA: usize = 4 << 20;
+    let (mut on, mut other) = (pattern(AREA, 9), vec![0; AREA]);
+    let mut state = 5000;
+    let mut next = |below: usize| -> usize {
+        let number = mix(state);
+        state += 1;
+        usize::try_from(number % u64::try_from(below).unwrap()).unwrap()
+    };
+    for fill in 0..60 {
+        let count = 1 + next(if fill % 3 == 0 { AREA / 8 } else { 3000 });
+        let at = next(AREA / 4 - count + 1);
+        let value = mix(fill).to_le_bytes();
+        on[4 * at..4 * (at + count)].chunks_mut(4).for_each(|word| word.copy_from_slice(&value[..4]));
+    }
+    for copy in 0..40 {
+        let size = 1 + next(if copy % 3 == 0 { AREA / 2 } else { 5000 });
+        let (source, target) = (next(AREA - size + 1), next(AREA - size + 1));
+        other[target..target + size].copy_from_slice(&on[source..source + size]);
+    }
+    (sum(&on), sum(&other))
+}
+
+/// All that the program prints with the argument "kernels" on one GPU.
+pub fn kernels(name: &str) -> String {
+    let (filled, copied) = filled();
+    format!(
+        "= agents
+GPUs: 1
+{name}, pool with flags 4
+= kernels
+synchronous copy to VRAM: SUCCESS
+synchronous copy from VRAM: SUCCESS
+fills, byte by byte: yes
+filled: {filled:016x}
+copies within the GPU, byte by byte: yes
+within the GPU: {copied:016x}
+a fill of the host's memory: yes
+= end
+failures: 0
+"
+    )
+}
+
 /// Lines that must be there.
 fn computed() -> Vec<String> {
     let (host, vram) = copied();
