@@ -183,7 +183,8 @@ fn waiting_in_a_guest() {
     }
     let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
     let guest = builder
-        .memory_mib(1024)
+        // Each queue has a save area of some MiB, as natively.
+        .memory_mib(3072)
         .limit(4 * LIMIT)
         .vhost_user_gpu(daemon.socket())
         .boot()

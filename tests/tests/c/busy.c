@@ -168,10 +168,12 @@ static HSAKMT_STATUS waits(long rounds) {
     return hsaKmtDestroyEvent(event);
 }
 
+// Made before any thread begins, so that the wait for it tells nothing but the loss.
+static HsaEvent *hardware;
+
 // The GPU's memory is lost with the connection, which is what these events tell.
 static HSAKMT_STATUS exception(long rounds) {
-    HsaEvent *event = NULL;
-    TRY(create(HSA_EVENTTYPE_HW_EXCEPTION, false, false, &event));
+    HsaEvent *event = hardware;
     do {
         HSAKMT_STATUS status = hsaKmtWaitOnEvent(event, rounds ? 1 : 0xffffffff);
         HsaHwException *data = &event->EventData.EventData.HwException;
@@ -215,6 +217,7 @@ int main(int count, char **arguments) {
     if (node < 0)
         return 1;
     gpu = node;
+    need("create", create(HSA_EVENTTYPE_HW_EXCEPTION, false, false, &hardware));
     if (!strcmp(mode, "check")) {
         HSAuint64 left = 0;
         for (int i = 0; i < WORKERS; i++)
