@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use virtio_kfd_images::{Archive, BaseImage, Cache, image, packages};
+use virtio_kfd_images::{Archive, BaseImage, Cache, Layer, image, packages};
 
 use crate::qemu::Qemu;
 
@@ -104,6 +104,15 @@ impl Artifacts {
         let kernel = packages::offline(&self.cache, &kernel)?;
         let runtime = packages::offline(&self.cache, &runtime)?;
         Ok(BaseImage::ensure(&self.cache, &kernel, &runtime)?)
+    }
+
+    /// A layer of the image; it is built of its package set in the cache if need be.
+    ///
+    /// # Errors
+    /// A set that is not in the cache, or a failed build.
+    pub fn layer(&self, name: &str) -> Result<Layer> {
+        let set = packages::offline(&self.cache, &Layer::set(name)?)?;
+        Ok(Layer::ensure(&self.cache, name, &set)?)
     }
 
     /// An overlay with the agent as the first process, and with our thunk if it has been linked.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use virtio_kfd_images::Archive;
+use virtio_kfd_images::{Archive, Layer};
 
 use crate::accel::Accel;
 use crate::artifacts::Artifacts;
@@ -28,6 +28,7 @@ pub struct VmBuilder {
     accel: Option<Accel>,
     modules: Vec<String>,
     parameters: Vec<String>,
+    layers: Vec<String>,
     vhost_user: Option<PathBuf>,
     arguments: Vec<String>,
 }
@@ -48,6 +49,7 @@ impl VmBuilder {
             accel: None,
             modules: Vec::new(),
             parameters: Vec::new(),
+            layers: Vec::new(),
             vhost_user: None,
             arguments: Vec::new(),
         })
@@ -94,6 +96,12 @@ impl VmBuilder {
         self
     }
 
+    /// Puts a layer (`recipes/image.toml`) of a package set in the cache into the image.
+    pub fn layer(mut self, name: &str) -> Self {
+        self.layers.push(name.to_owned());
+        self
+    }
+
     /// Adds a kernel parameter.
     pub fn parameter(mut self, parameter: &str) -> Self {
         self.parameters.push(parameter.to_owned());
@@ -129,7 +137,9 @@ impl VmBuilder {
             tempfile::Builder::new().prefix("kfd-vm-").tempdir().context("temporary directory")?;
         let place = |name: &str| directory.path().join(name);
         let initrd = place("initrd");
-        image.with_overlay(&self.overlay, &initrd)?;
+        let layers: Vec<Layer> =
+            self.layers.iter().map(|name| self.artifacts.layer(name)).collect::<Result<_>>()?;
+        image.with_layers(&layers, &self.overlay, &initrd)?;
         let socket = place("agent");
         let listener =
             UnixListener::bind(&socket).with_context(|| format!("listen at {}", socket.display()))?;

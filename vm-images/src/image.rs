@@ -14,6 +14,7 @@ use crate::cache::{Cache, content_name};
 use crate::cpio::Archive;
 use crate::error::{Context, Error, Result};
 use crate::kmod::ModuleTree;
+use crate::layer::{Layer, LayerRecipe};
 use crate::packages::PackageSet;
 use crate::progress::Step;
 use crate::tool;
@@ -39,7 +40,7 @@ const GROUP: &str = "root:x:0:\nvideo:x:44:\nrender:x:105:\nuser:x:1000:\nnogrou
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Recipe {
+pub(crate) struct Recipe {
     kernel: String,
     runtime: String,
     modules: Vec<String>,
@@ -48,17 +49,13 @@ struct Recipe {
     exclude: Vec<String>,
     exclude_suffixes: Vec<String>,
     r#move: std::collections::BTreeMap<String, String>,
+    pub(crate) layer: std::collections::BTreeMap<String, LayerRecipe>,
 }
 
 impl Recipe {
     /// Where a file of the runtime goes in the image, if it goes there at all.
     fn place(&self, file: &str) -> Option<String> {
-        let any = |patterns: &[String]| {
-            patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
-                Some(start) => file.starts_with(start),
-                None => file == pattern,
-            })
-        };
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, file));
         if !any(&self.include)
             || any(&self.exclude)
             || self.exclude_suffixes.iter().any(|end| file.ends_with(end))
@@ -70,6 +67,14 @@ impl Recipe {
             .iter()
             .find_map(|(from, to)| file.strip_prefix(from).map(|rest| format!("{to}{rest}")));
         Some(moved.unwrap_or_else(|| file.to_owned()))
+    }
+}
+
+/// Whether a file is meant by a pattern: it is the same, or begins like it up to a final `*`.
+pub(crate) fn matches(pattern: &str, file: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => file.starts_with(start),
+        None => file == pattern,
     }
 }
 
@@ -152,17 +157,27 @@ impl BaseImage {
     /// # Errors
     /// A failed file operation.
     pub fn with_overlay(&self, overlay: &Archive, place: &Path) -> Result<()> {
-        let mut base = File::open(&self.archive).at("open", &self.archive)?;
+        self.with_layers(&[], overlay, place)
+    }
+
+    /// Writes base, layers and overlay to `place`, as one initramfs; later files take the place of earlier ones.
+    ///
+    /// # Errors
+    /// A failed file operation.
+    pub fn with_layers(&self, layers: &[Layer], overlay: &Archive, place: &Path) -> Result<()> {
         let mut file = File::create(place).at("create", place)?;
-        // io::copy lets the kernel copy or share the blocks.
-        io::copy(&mut base, &mut file).at("write", place)?;
+        for archive in [self.archive()].into_iter().chain(layers.iter().map(Layer::archive)) {
+            let mut part = File::open(archive).at("open", archive)?;
+            // io::copy lets the kernel copy or share the blocks.
+            io::copy(&mut part, &mut file).at("write", place)?;
+        }
         let mut writer = BufWriter::new(file);
         overlay.write(&mut writer, place)?;
         writer.flush().at("write", place)
     }
 }
 
-fn recipe() -> Result<Recipe> {
+pub(crate) fn recipe() -> Result<Recipe> {
     toml::from_str(RECIPE)
         .map_err(|error| Error::Malformed { path: "recipes/image.toml".into(), problem: error.to_string() })
 }
@@ -187,24 +202,35 @@ fn system_files(content: &mut Archive) {
 }
 
 fn runtime_files(content: &mut Archive, recipe: &Recipe, root: &Path) -> Result<()> {
+    walk(root, |relative, path| match recipe.place(relative) {
+        Some(place) => add(content, &place, path),
+        None => Ok(()),
+    })
+}
+
+/// Calls `each` for every file and link below `root`, with its path relative to `root` and its whole path.
+pub(crate) fn walk(root: &Path, mut each: impl FnMut(&str, &Path) -> Result<()>) -> Result<()> {
     let mut pending = vec![root.to_owned()];
     while let Some(directory) = pending.pop() {
         for entry in fs::read_dir(&directory).at("read", &directory)?.flatten() {
             let path = entry.path();
-            let kind = entry.file_type().at("read", &path)?;
-            if kind.is_dir() {
+            if entry.file_type().at("read", &path)?.is_dir() {
                 pending.push(path);
                 continue;
             }
-            let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-            let Some(place) = recipe.place(&relative) else { continue };
-            if kind.is_symlink() {
-                let target = fs::read_link(&path).at("read", &path)?;
-                content.link(&place, target.to_string_lossy());
-            } else {
-                content.file(&place, &path)?;
-            }
+            each(&path.strip_prefix(root).unwrap_or(&path).to_string_lossy(), &path)?;
         }
+    }
+    Ok(())
+}
+
+/// Puts a file or a link of a package set at `place`.
+pub(crate) fn add(content: &mut Archive, place: &str, path: &Path) -> Result<()> {
+    if path.is_symlink() {
+        let target = fs::read_link(path).at("read", path)?;
+        content.link(place, target.to_string_lossy());
+    } else {
+        content.file(place, path)?;
     }
     Ok(())
 }
@@ -226,7 +252,7 @@ fn busybox(content: &mut Archive, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn write_archive(content: &Archive, place: &Path) -> Result<()> {
+pub(crate) fn write_archive(content: &Archive, place: &Path) -> Result<()> {
     let mut writer = BufWriter::new(File::create(place).at("create", place)?);
     content.write(&mut writer, place)?;
     writer.flush().at("write", place)
