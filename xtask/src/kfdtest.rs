@@ -31,8 +31,9 @@ const PATIENCE: u32 = 3;
 /// Where the binary lies in the guest.
 const GUEST_BINARY: &str = "usr/bin/kfdtest";
 
-/// Memory of the guest: kfdtest takes buffers of a quarter of it, and the image lies in it too.
-const GUEST_MIB: u32 = 1536;
+/// Memory of the guest: kfdtest takes buffers of a quarter of it, and 65 compute queues at once, each of which has a save area
+/// of 20 MiB; the image lies in it too.
+const GUEST_MIB: u32 = 3072;
 
 /// Opts in to the registration of application memory (docs/limits.md).
 const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt");
