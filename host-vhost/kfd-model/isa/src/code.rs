@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::bus::BusFault;
-use crate::inst::Inst;
-use crate::op::Target;
-use crate::{DecodeError, decode};
+use crate::inst::{Inst, Src};
+use crate::op::{Encoding, Target};
+use crate::valu::Handler;
+use crate::{DecodeError, decode, valu};
 
 /// Where code comes from.
 pub trait Fetch {
@@ -19,7 +20,26 @@ pub trait Fetch {
 /// Bytes of a page of code.
 pub const PAGE: u64 = 4096;
 
-type Decoded = Result<Inst, DecodeError>;
+/// An instruction, and what executes it where that is known from its opcode alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Ready {
+    /// The instruction.
+    pub inst: Inst,
+    /// The handler of a vector instruction, which is to be used where [`crate::wave::Mode::is_direct`] holds.
+    pub handler: Option<Handler>,
+}
+
+type Decoded = Result<Ready, DecodeError>;
+
+fn ready(inst: Inst) -> Ready {
+    let is_vector = matches!(
+        inst.encoding,
+        Encoding::Vop1 | Encoding::Vop2 | Encoding::Vopc | Encoding::Vop3 | Encoding::Vop3p
+    );
+    // What the handlers cannot do is refused by valu::execute.
+    let handler = if is_vector && inst.src[0] != Src::LdsDirect { valu::handler(inst.op) } else { None };
+    Ready { inst, handler }
+}
 
 /// A page of code. Its instructions are decoded when they are first run.
 #[derive(Debug)]
@@ -57,7 +77,7 @@ impl CodePage {
         }
         let index = (offset / 4) as usize;
         let slot = self.decoded.get(index)?;
-        Some(slot.get_or_init(|| decode(self.target, self.words.get(index..).unwrap_or_default())))
+        Some(slot.get_or_init(|| decode(self.target, self.words.get(index..).unwrap_or_default()).map(ready)))
     }
 
     /// The word at `pc`, for reports; 0 if there is none.

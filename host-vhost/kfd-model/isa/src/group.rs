@@ -186,16 +186,29 @@ fn run_on_page(
     page: &Arc<CodePage>,
 ) -> Result<(u32, Flow), Halt> {
     let mut count = 0;
+    // Vector instructions leave it alone: only what may read or change it finds it in the wave.
+    let mut pc = wave.pc;
     while count < budget {
-        let pc = wave.pc;
         let Some(decoded) = page.instruction(pc) else { break };
         let halt = |stop| Halt { pc, word: page.word(pc), stop };
-        let inst = match decoded {
-            Ok(inst) => inst,
-            Err(error) => return Err(halt(undecoded(error))),
+        let ready = match decoded {
+            Ok(ready) => ready,
+            Err(error) => {
+                wave.pc = pc;
+                return Err(halt(undecoded(error)));
+            }
         };
+        let inst = &ready.inst;
         count += 1;
-        wave.pc = pc.wrapping_add(inst.bytes());
+        let next = pc.wrapping_add(inst.bytes());
+        if let Some(handler) = ready.handler
+            && wave.mode.is_direct()
+        {
+            handler(wave, inst);
+            pc = next;
+            continue;
+        }
+        wave.pc = next;
         match inst.encoding {
             Encoding::Sopp => {
                 let flow = control::execute(wave, inst, machine).map_err(halt)?;
@@ -221,7 +234,9 @@ fn run_on_page(
             },
             _ => valu::execute(wave, inst).map_err(halt)?,
         }
+        pc = wave.pc;
     }
+    wave.pc = pc;
     Ok((count, Flow::Next))
 }
 
