@@ -19,14 +19,59 @@ use crate::artifacts::Artifacts;
 use crate::native::run;
 use crate::runtime::Runtime;
 
-/// The package set with HIP, OpenCL and the compiler.
-pub const SET: &str = "hip-trixie";
+/// Debian's releases with a HIP stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// Debian 12: HIP 5.2.3, clang 15.
+    Bookworm,
+    /// Debian 13: HIP 5.7.1, clang 17; and OpenCL.
+    Trixie,
+}
 
-/// Place of the compiler's programs in the set.
-const PROGRAMS: &str = "usr/lib/llvm-17/bin";
+/// Where a package set has its things, below its root.
+struct Layout {
+    set: &'static str,
+    /// Directory of the compiler's `bin` and `lib`.
+    llvm: &'static str,
+    /// The compiler's own headers and libraries.
+    resources: &'static str,
+    /// The GPU's device libraries.
+    bitcode: &'static str,
+    loader: &'static str,
+    libraries: &'static [&'static str],
+    /// What `/lib` is in a system of this release.
+    lib: &'static str,
+}
 
-/// Place of the compiler's own headers and libraries in the set.
-const RESOURCES: &str = "usr/lib/llvm-17/lib/clang/17";
+impl Release {
+    /// The package set with HIP and its compiler.
+    pub fn set(self) -> &'static str {
+        self.layout().set
+    }
+
+    fn layout(self) -> Layout {
+        match self {
+            Self::Bookworm => Layout {
+                set: "hip-bookworm",
+                llvm: "usr/lib/llvm-15",
+                resources: "usr/lib/llvm-15/lib/clang/15.0.6",
+                bitcode: "usr/lib/x86_64-linux-gnu/amdgcn/bitcode",
+                loader: "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+                libraries: &["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/llvm-15/lib"],
+                lib: "lib",
+            },
+            Self::Trixie => Layout {
+                set: "hip-trixie",
+                llvm: "usr/lib/llvm-17",
+                resources: "usr/lib/llvm-17/lib/clang/17",
+                bitcode: "usr/lib/llvm-17/lib/clang/17/amdgcn/bitcode",
+                loader: "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+                libraries: &["usr/lib/x86_64-linux-gnu", "usr/lib/llvm-17/lib"],
+                lib: "usr/lib",
+            },
+        }
+    }
+}
 
 /// The parts of the compiler that a compilation of a HIP program runs.
 const PARTS: &[&str] = &["clang", "clang++", "lld", "ld.lld", "clang-offload-bundler"];
@@ -35,12 +80,14 @@ const PARTS: &[&str] = &["clang", "clang++", "lld", "ld.lld", "clang-offload-bun
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// To be changed when the compiler is called in another way.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 /// How far a program is optimised, on the host's and on the GPU's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Optimisation {
-    /// `-O0`: every value goes through memory, so scratch and flat addresses are used all the time.
+    /// `-O0`: every value goes through memory, so scratch and flat addresses are used all the time. Right with Debian
+    /// 12's compiler only: clang 16 and 17 put reloads of registers before the restoration of EXEC (LLVM issue 61083), so
+    /// that branches which lanes take differently go wrong on every GPU.
     None,
     /// `-O3`.
     Full,
@@ -49,6 +96,14 @@ pub enum Optimisation {
 impl Optimisation {
     /// Both.
     pub const ALL: [Self; 2] = [Self::None, Self::Full];
+
+    /// The release whose compiler is right with it.
+    pub fn release(self) -> Release {
+        match self {
+            Self::None => Release::Bookworm,
+            Self::Full => Release::Trixie,
+        }
+    }
 
     /// The compiler's option.
     pub fn option(self) -> &'static str {
@@ -62,6 +117,7 @@ impl Optimisation {
 /// Debian's HIP and OpenCL: what compiles and what runs.
 #[derive(Debug, Clone)]
 pub struct GpuPrograms {
+    release: Release,
     root: PathBuf,
     set: String,
     tools: PathBuf,
@@ -73,23 +129,23 @@ impl GpuPrograms {
     ///
     /// # Errors
     /// The package set is not in the cache, or a failed file operation.
-    pub fn find(artifacts: &Artifacts) -> Result<Self> {
+    pub fn find(artifacts: &Artifacts, release: Release) -> Result<Self> {
         let cache = artifacts.cache().clone();
-        let set = packages::offline(&cache, SET)?;
+        let set = packages::offline(&cache, release.set())?;
         let (root, set) = (set.root(), set.content_name());
         let tools = cache.path(format!("programs/tools-{set}-{VERSION}"))?;
         if !tools.exists() {
             let parent = tools.parent().context("the cache's directory of programs")?;
             let fresh =
                 tempfile::Builder::new().prefix("tools").tempdir_in(parent).context("make a directory")?;
-            lay_out(fresh.path(), &root)?;
+            lay_out(fresh.path(), &root, &release.layout())?;
             let fresh = fresh.keep();
             // Another test may have been faster; its directory is the same.
             if fs::rename(&fresh, &tools).is_err() && tools.exists() {
                 fs::remove_dir_all(&fresh).with_context(|| format!("remove {}", fresh.display()))?;
             }
         }
-        Ok(Self { root, set, tools, cache })
+        Ok(Self { release, root, set, tools, cache })
     }
 
     /// The set as a runtime for the host.
@@ -144,18 +200,22 @@ impl GpuPrograms {
         let parent = place.parent().context("the cache's directory of programs")?;
         let fresh = tempfile::Builder::new().prefix(&stem).tempdir_in(parent).context("make a directory")?;
         let built = fresh.path().join("program");
-        let system = self.tools.join("system");
+        let (system, layout) = (self.tools.join("system"), self.release.layout());
         let mut command = Command::new(self.tools.join("bin").join(compiler));
         // Without this the compiler looks for its parts where its own program file lies, which is the loader's.
         command.arg("-no-canonical-prefixes");
         command.arg(format!("--sysroot={}", system.display()));
-        command.arg("-resource-dir").arg(system.join(RESOURCES));
+        command.arg("-resource-dir").arg(system.join(layout.resources));
         command.arg(format!("--rocm-path={}", system.join("usr").display()));
-        command.arg(format!(
-            "--rocm-device-lib-path={}",
-            system.join(RESOURCES).join("amdgcn/bitcode").display()
-        ));
-        command.args(["-fuse-ld=lld", "-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument"]);
+        command.arg(format!("--rocm-device-lib-path={}", system.join(layout.bitcode).display()));
+        command.args([
+            "-fuse-ld=lld",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-command-line-argument",
+            "-Wno-infinite-recursion",
+        ]);
         command.args(options).arg(source).arg("-o").arg(&built).args(libraries);
         command.env("TMPDIR", fresh.path());
         let output = run(command, LIMIT).with_context(|| format!("compile {}", source.display()))?;
@@ -168,29 +228,34 @@ impl GpuPrograms {
 }
 
 /// Makes the scripts and the view of the set that the compiler takes for a whole system.
-fn lay_out(directory: &Path, root: &Path) -> Result<()> {
+fn lay_out(directory: &Path, root: &Path, layout: &Layout) -> Result<()> {
     let Some(quoted) = root.to_str().filter(|text| !text.contains(['\'', '\n'])) else {
         bail!("the cache's path cannot stand in a shell script: {}", root.display());
     };
     let (bin, system) = (directory.join("bin"), directory.join("system"));
-    for directory in [&bin, &system] {
+    for directory in [&bin, &system, &system.join("lib64")] {
         fs::create_dir(directory).with_context(|| format!("create {}", directory.display()))?;
     }
-    let libraries = format!("'{quoted}/usr/lib/x86_64-linux-gnu:{quoted}/usr/lib/llvm-17/lib'");
+    let Layout { llvm, loader, .. } = layout;
+    let libraries: Vec<String> = layout.libraries.iter().map(|place| format!("{quoted}/{place}")).collect();
+    let libraries = libraries.join(":");
     for part in PARTS {
         let script = bin.join(part);
         let text = format!(
-            "#!/bin/sh\nexec '{quoted}/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2' --argv0 \"$0\" \
-             --library-path {libraries} '{quoted}/{PROGRAMS}/{part}' \"$@\"\n"
+            "#!/bin/sh\nexec '{quoted}/{loader}' --argv0 \"$0\" --library-path '{libraries}' \
+             '{quoted}/{llvm}/bin/{part}' \"$@\"\n"
         );
         fs::write(&script, text).with_context(|| format!("write {}", script.display()))?;
         let permissions = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&script, permissions).with_context(|| format!("{}", script.display()))?;
     }
-    // The set has a merged /usr without the links that a system has for it; linker scripts name /lib.
-    for (link, target) in
-        [("usr", root.join("usr")), ("lib", PathBuf::from("usr/lib")), ("lib64", PathBuf::from("usr/lib64"))]
-    {
+    // A set has no links that a system has for a merged /usr, or some that lead out of it; linker scripts name /lib and
+    // /lib64.
+    for (link, target) in [
+        ("usr", root.join("usr")),
+        ("lib", root.join(layout.lib)),
+        ("lib64/ld-linux-x86-64.so.2", root.join(loader)),
+    ] {
         std::os::unix::fs::symlink(&target, system.join(link))
             .with_context(|| format!("link {} to {}", system.join(link).display(), target.display()))?;
     }
@@ -214,9 +279,13 @@ fn headers_beside(source: &Path) -> Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
+    fn programs() -> Result<GpuPrograms> {
+        GpuPrograms::find(&Artifacts::find()?, Release::Trixie)
+    }
+
     #[test]
     fn a_program_that_does_not_compile_says_why() {
-        let programs = crate::need!(Artifacts::find().and_then(|artifacts| GpuPrograms::find(&artifacts)));
+        let programs = crate::need!(programs());
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("broken.hip");
         fs::write(&source, "#include <hip/hip_runtime.h>\n__global__ int wrong() { return 1; }\n").unwrap();
@@ -226,7 +295,7 @@ mod tests {
 
     #[test]
     fn an_unchanged_program_is_compiled_once() {
-        let programs = crate::need!(Artifacts::find().and_then(|artifacts| GpuPrograms::find(&artifacts)));
+        let programs = crate::need!(programs());
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("once.c");
         fs::write(&source, "#include \"once.h\"\nint main(void) { return STATUS; }\n").unwrap();

@@ -16,7 +16,7 @@ use crate::artifacts::Artifacts;
 use crate::process::Keeper;
 
 /// How long a daemon of a test may live.
-const LIFE: Duration = Duration::from_secs(600);
+const LIFE: Duration = Duration::from_secs(3600);
 
 /// How long it may take to listen: it starts a worker first, to see whether its KFD works.
 const START: Duration = Duration::from_secs(60);

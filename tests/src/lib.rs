@@ -8,6 +8,7 @@ pub mod artifacts;
 pub mod c_program;
 pub mod conformance;
 pub mod cpu_time;
+pub mod gpu_guest;
 pub mod gpu_program;
 pub mod gpu_view;
 pub mod guest;

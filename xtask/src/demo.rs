@@ -1,4 +1,7 @@
-//! `cargo xtask demo`: Debian's rocminfo in an unmodified guest, on a simulated GPU of the host.
+//! `cargo xtask demo`: Debian's rocminfo in an unmodified guest, on a simulated GPU of the host; HIP and OpenCL programs with
+//! `demo hip`.
+
+mod hip;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -37,6 +40,8 @@ enum Place {
     Vm,
     /// On the host, the guest library playing VMM and driver.
     Loopback,
+    /// HIP and OpenCL programs in a QEMU guest, each of which checks its own results.
+    Hip,
 }
 
 /// Runs the demo; the answer is the exit status of the program.
@@ -52,18 +57,25 @@ pub fn run(options: &Options) -> Result<i32> {
     for set in BaseImage::sets()? {
         fetcher.ensure(&set)?;
     }
-    if options.place == Place::Vm {
-        fetcher.ensure("qemu")?;
+    match options.place {
+        Place::Vm => fetcher.ensure("qemu").map(drop)?,
+        Place::Hip => hip::fetch(&mut fetcher)?,
+        Place::Loopback => {}
     }
     workspace.build()?;
     thunk::link(&workspace)?;
     let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
+    if options.place == Place::Hip {
+        let status = hip::run(&workspace, &artifacts, options.verbose)?;
+        eprintln!("demo: {:.1} s in all", begin.elapsed().as_secs_f64());
+        return Ok(status);
+    }
     let (program, arguments) = match options.command.split_first() {
         Some((program, arguments)) => (program.as_str(), arguments),
         None => ("rocminfo", [].as_slice()),
     };
     let status = match options.place {
-        Place::Vm => in_guest(&artifacts, options, program, arguments)?,
+        Place::Vm | Place::Hip => in_guest(&artifacts, options, program, arguments)?,
         Place::Loopback => in_loopback(&artifacts, options, program, arguments)?,
     };
     eprintln!("demo: {program} ended with status {status} ({:.1} s in all)", begin.elapsed().as_secs_f64());

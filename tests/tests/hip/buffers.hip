@@ -66,7 +66,7 @@ __global__ void stores(unsigned *memory, const unsigned *offsets, unsigned n)
 
 int main()
 {
-    std::vector<unsigned> memory(64), offsets = {0, 4, 28, 56, 60, 64, 68, 252, 0x7ffffffc, 0x80000000, 0xfffffffc}, expected;
+    std::vector<unsigned> memory(64), offsets = {0, 4, 28, 56, 60, 64, 68, 252, 0x7ffffffc, 0x80000000, 0xfffffff0}, expected;
     for (unsigned i = 0; i < memory.size(); i++)
         memory[i] = 0x1000 + i;
     unsigned n = offsets.size();

@@ -42,7 +42,8 @@ PAIR(Difference, { return a - b; })
 PAIR(Product, { return a * b; })
 PAIR(Quotient, { return a / b; })
 PAIR(Fused, { return __builtin_fmaf(a, b, 1.25f); })
-PAIR(Root, { return __builtin_sqrtf(a) + 0 * b; })
+// V_SQRT_F32 flushes denormals (Vega shader ISA), and compilers before LLVM 18 take it as it is.
+PAIR(Root, { return __builtin_sqrtf(a != 0 && __builtin_fabsf(a) < 0x1p-126f ? 1.0f : a) + 0 * b; })
 PAIR(Rounded, { return __builtin_floorf(a) + __builtin_ceilf(b); })
 PAIR(Truncated, { return __builtin_truncf(a) + __builtin_rintf(b); })
 PAIR(Least, { return a < b ? a : b; })
@@ -51,7 +52,7 @@ PAIR(Compares, {
     return float((a < b) + 2 * (a <= b) + 4 * (a == b) + 8 * (a != b) + 16 * (a > b) + 32 * (a >= b) +
                  64 * __builtin_isunordered(a, b) + 128 * __builtin_isinf(a) + 256 * __builtin_isnan(b));
 })
-PAIR(Scaled, { return __builtin_ldexpf(a, b > 0 ? 3 : -20); })
+PAIR(Scaled, { return ldexpf(a, b > 0 ? 3 : -20); })
 
 template <typename Body> __global__ void all_pairs(const float *values, float *out, unsigned n)
 {

@@ -15,6 +15,8 @@ static uint16_t half_of(double value)
         return 0x7e00;
     if (magnitude >= 65520)
         return sign | 0x7c00;
+    if (magnitude == 0)
+        return sign;
     int exponent;
     frexp(magnitude, &exponent);
     if (exponent < -13)

@@ -138,18 +138,17 @@ static void expect_pointers()
 }
 
 struct Shape {
-    __device__ virtual unsigned area(unsigned scale) const = 0;
-    __device__ virtual ~Shape() {}
+    __device__ virtual unsigned area(unsigned scale) const { return scale; }
 };
 struct Square : Shape {
     unsigned side;
     __device__ explicit Square(unsigned s) : side(s) {}
-    __device__ unsigned area(unsigned scale) const override { return side * side * scale; }
+    __device__ unsigned area(unsigned scale) const final { return side * side * scale; }
 };
 struct Box : Shape {
     unsigned width, height;
     __device__ Box(unsigned w, unsigned h) : width(w), height(h) {}
-    __device__ unsigned area(unsigned scale) const override { return width * height + scale; }
+    __device__ unsigned area(unsigned scale) const final { return width * height + scale; }
 };
 
 __global__ void virtuals(unsigned *out)
@@ -192,7 +191,11 @@ static __device__ __attribute__((noinline)) unsigned through(unsigned *at, unsig
 __global__ void generic(unsigned *memory, unsigned *out)
 {
     __shared__ unsigned shared[64];
-    unsigned id = threadIdx.x, own[4] = {id, id + 1, id + 2, id + 3};
+    unsigned id = threadIdx.x;
+    // Large enough that the compiler does not make it a part of LDS.
+    unsigned own[64];
+    for (unsigned i = 0; i < 64; i++)
+        own[i] = id + i;
     shared[id] = id * 2;
     __syncthreads();
     out[id * 8 + 0] = through(&memory[id], 1);

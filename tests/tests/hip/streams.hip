@@ -99,10 +99,12 @@ static void called(hipStream_t, hipError_t status, void *data)
         calls += *static_cast<int *>(data);
 }
 
+#if HIP_VERSION >= 50700000
 static void host_function(void *data)
 {
     calls += *static_cast<int *>(data) * 100;
 }
+#endif
 
 static void callbacks()
 {
@@ -110,17 +112,23 @@ static void callbacks()
     HIP(hipStreamCreate(&stream));
     Device<unsigned> memory(64);
     memory.clear();
-    int one = 1, two = 2;
+    int one = 1, two = 2, expected = 3;
     for (int i = 0; i < 3; i++) {
         step<<<1, 64, 0, stream>>>(memory, 64, 3, 5);
         HIP(hipStreamAddCallback(stream, called, &one, 0));
     }
+    // Later than the oldest runtime that the suite is built for.
+#if HIP_VERSION >= 50700000
     HIP(hipLaunchHostFunc(stream, host_function, &two));
+    expected += 200;
+#else
+    (void)two;
+#endif
     HIP(hipStreamSynchronize(stream));
     // The runtime may call just after the stream is done.
-    for (int i = 0; i < 1000 && calls != 203; i++)
+    for (int i = 0; i < 1000 && calls != expected; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    say("callbacks", calls == 203);
+    say("callbacks", calls == expected);
     HIP(hipStreamDestroy(stream));
 }
 

@@ -1,0 +1,113 @@
+//! Kernels that go wrong (tests/wild): their own process learns of it, natively on the model and in loop-back alike, and
+//! nobody else is harmed.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use virtio_kfd_tests::gpu_program::{Optimisation, Release};
+use virtio_kfd_tests::process::Keeper;
+use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Under, need};
+
+const GPU: &str = "gfx906";
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn source() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/wild/wild.hip")
+}
+
+/// How a run ended: its signal, and all that it printed.
+struct End {
+    signal: Option<i32>,
+    code: Option<i32>,
+    text: String,
+}
+
+fn run(under: &Under<'_>, programs: &GpuPrograms, program: &std::path::Path, kind: &str) -> End {
+    use std::os::unix::process::ExitStatusExt;
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = under.command(&programs.runtime(), program).unwrap();
+    command.arg(kind);
+    let log = directory.path().join("log");
+    let keeper = Keeper::start(command, &log, LIMIT).unwrap();
+    let status = keeper.wait().unwrap();
+    let text = std::fs::read_to_string(&log).unwrap();
+    End { signal: status.signal(), code: status.code(), text }
+}
+
+macro_rules! parts {
+    ($artifacts:ident, $programs:ident, $program:ident) => {
+        let $artifacts = need!(Artifacts::find());
+        let $programs = need!(GpuPrograms::find(&$artifacts, Release::Trixie));
+        need!($artifacts.thunk());
+        need!($artifacts.program("vhost-user-kfd"));
+        need!($artifacts.program("libkfd_model_preload.so"));
+        let $program = $programs.hip(&source(), GPU, Optimisation::Full).unwrap();
+    };
+}
+
+/// What the runtime says is ROCr's: it aborts the process after a message (`Runtime::VMFaultHandler`, the queue's error
+/// callback of HIP), which names HSA's status.
+#[test]
+fn a_wild_kernel_is_reported_to_its_process() {
+    parts!(artifacts, programs, program);
+    let model = Under::model(&artifacts, GPU).unwrap();
+    let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
+    let loopback = Under::loopback(&artifacts, daemon.socket()).unwrap();
+    const SIGABRT: i32 = 6;
+    for (kind, said) in [
+        ("store", "Memory access fault by GPU node-1"),
+        ("load", "on address 0x10000. Reason: Page not present"),
+        ("illegal", "HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION"),
+        ("trap", "HSA_STATUS_ERROR_EXCEPTION"),
+        ("overflow", "Memory access fault by GPU node-1"),
+    ] {
+        for (place, under) in [("on the model", &model), ("in loop-back", &loopback)] {
+            let end = run(under, &programs, &program, kind);
+            assert!(
+                end.signal == Some(SIGABRT) && end.text.contains(said),
+                "{kind} {place}: {:?}\n{}\n{}",
+                end.signal,
+                end.text,
+                daemon.report()
+            );
+        }
+        // The daemon serves the next one as if nothing had been.
+        let end = run(&loopback, &programs, &program, "fine");
+        assert_eq!(end.code, Some(0), "after {kind}: {}\n{}", end.text, daemon.report());
+    }
+    for under in [&model, &loopback] {
+        let end = run(under, &programs, &program, "absurd");
+        let expected = "absurd\nlaunch hipErrorInvalidValue, end hipSuccess\nresults: none\n";
+        assert_eq!((end.code, end.text.as_str()), (Some(1), expected));
+    }
+}
+
+/// A kernel that never ends occupies its own process only, which can be killed; the daemon then serves the next guest. (In
+/// loop-back each process is a guest of its own, so the neighbour here is another VM's; that of one VM is in
+/// tests/qemu_hip.rs.)
+#[test]
+fn an_endless_kernel_harms_nobody_else() {
+    parts!(artifacts, programs, program);
+    let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
+    let other = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
+    let loopback = Under::loopback(&artifacts, daemon.socket()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = loopback.command(&programs.runtime(), &program).unwrap();
+    command.arg("loop");
+    let endless = Keeper::start(command, &directory.path().join("log"), LIMIT).unwrap();
+    let begin = Instant::now();
+    while !endless.output().contains("loop") && begin.elapsed() < LIMIT && endless.is_running() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let neighbour = Under::loopback(&artifacts, other.socket()).unwrap();
+    let end = run(&neighbour, &programs, &program, "fine");
+    assert_eq!(end.code, Some(0), "beside the endless one: {}\n{}", end.text, other.report());
+    assert!(endless.is_running(), "{}", endless.report());
+    drop(endless);
+    daemon.wait_for_workers(0, LIMIT).unwrap();
+    let end = run(&loopback, &programs, &program, "fine");
+    assert_eq!(end.code, Some(0), "afterwards: {}\n{}", end.text, daemon.report());
+}
