@@ -431,7 +431,8 @@ fn dispatches_of_registers_run() {
     registers[0x213] = RSRC2;
     registers[0x240] = DATA as u32;
     let mut dispatch = RegisterDispatch { registers: &registers, dimensions: [3, 1, 1], initiator: 1 };
-    let run = |dispatch| gpu.compute.dispatch(&Dispatch::Registers(dispatch), &gpu.context());
+    let run =
+        |dispatch: RegisterDispatch<'_>| gpu.compute.dispatch(&Dispatch::Registers(dispatch), &gpu.context());
     assert_eq!(run(dispatch), Ok(Dispatched::Done));
     assert_eq!((gpu.word(DATA + 0x1000 + 4 * 191), gpu.word(DATA + 0x1000 + 4 * 192)), (191, 0));
     // USE_THREAD_DIMENSIONS
