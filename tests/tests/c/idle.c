@@ -5,7 +5,8 @@
 //   queues N        N queues that have each run a packet, and nothing since
 //   none            only the process, connected
 //
-// Prints "ready", and when it gets a line "used MICROSECONDS": the CPU time of this process since then (user and kernel).
+// Prints "ready", and when it gets a line "used MICROSECONDS SWITCHES": the CPU time of this process since then (user and
+// kernel), and how often its threads gave up the CPU or lost it.
 #include "kmt.h"
 
 #include <pthread.h>
@@ -23,6 +24,12 @@ static double used(void) {
     return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e6 + usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
 }
 
+static long switches(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nvcsw + usage.ru_nivcsw;
+}
+
 static void measured(void) {
     char line[16];
     puts("ready");
@@ -31,10 +38,11 @@ static void measured(void) {
     if (read(STDIN_FILENO, line, 0) || used() < 0)
         exit(1);
     double before = used();
+    long switched = switches();
     if (read(STDIN_FILENO, line, sizeof line) <= 0)
         exit(1);
     double after = used();
-    printf("used %.0f\n", after - before);
+    printf("used %.0f %ld\n", after - before, switches() - switched);
     fflush(stdout);
 }
 
