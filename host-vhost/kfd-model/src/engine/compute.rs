@@ -119,8 +119,10 @@ impl Dispatcher for Compute {
         let Some(job) = self.job(&mut own, dispatch, context)? else {
             return Ok(Dispatched::InsufficientScratch { wave32: false });
         };
-        if job.is_wide() {
-            self.pool.offer(&job);
+        // This thread is one that works on it.
+        let others = job.width().saturating_sub(1);
+        if others > 0 {
+            self.pool.offer(&job, others);
         }
         let stopping = || context.stopping();
         let since = wants_statistics().then(Instant::now);

@@ -48,7 +48,8 @@ impl Descriptor {
     /// Address of the word at an offset, for scalar instructions; `None` beyond the end.
     pub fn scalar(&self, offset: u64) -> Option<u64> {
         let size = self.records.saturating_mul(self.stride.max(1));
-        (offset.checked_add(4)? <= size).then(|| self.base.wrapping_add(offset))
+        // The low bits of the base do not count.
+        (offset.checked_add(4)? <= size).then(|| self.base.wrapping_add(offset) & !3)
     }
 
     /// Offset in the buffer.

@@ -154,9 +154,10 @@ impl Job {
         self.instructions.load(Ordering::Relaxed)
     }
 
-    /// More than one workgroup can run at a time.
-    pub fn is_wide(&self) -> bool {
-        lock(&self.state).workgroups.several()
+    /// Workgroups that can be worked on at a time, as far as that matters.
+    pub fn width(&self) -> usize {
+        let state = lock(&self.state);
+        state.workgroups.left().saturating_add(state.parked.len())
     }
 
     /// Whether it is to be broken off.
@@ -171,7 +172,11 @@ impl Job {
             return Outcome::Unfinished;
         }
         match state.ending.take() {
-            Some(Ending::Failed(failure)) => Outcome::Failed(failure),
+            Some(Ending::Failed(failure)) => {
+                // No thread that still knows of it begins anything.
+                self.set_stop(true);
+                Outcome::Failed(failure)
+            }
             None if state.workgroups.is_empty() && state.resident == 0 => Outcome::Done,
             None => Outcome::Unfinished,
         }

@@ -134,10 +134,10 @@ impl Workgroups {
         self.next.is_none()
     }
 
-    /// There is more than one.
-    pub fn several(&self) -> bool {
-        let counts = self.counts.iter().fold(1u64, |all, count| all.saturating_mul(*count));
-        self.next.is_some() && counts > 1
+    /// About how many there are: all of the grid, as long as there is one.
+    pub fn left(&self) -> usize {
+        let all = self.counts.iter().fold(1u64, |all, count| all.saturating_mul(*count));
+        if self.next.is_some() { usize::try_from(all).unwrap_or(usize::MAX) } else { 0 }
     }
 
     /// The next one.

@@ -139,7 +139,6 @@ macro_rules! units {
             let host = self.find(va, access)?;
             let left = PAGE_BYTES - (va % PAGE) as usize;
             let count = count.min(left / SIZE);
-            debug_assert!(host.cast::<$unit>().is_aligned(), "pages are aligned, and so is the address");
             if !host.cast::<$unit>().is_aligned() {
                 return Ok(&[]);
             }

@@ -74,23 +74,33 @@ impl Pool {
         self.waves.clone()
     }
 
-    /// Offers a job to the threads.
-    pub fn offer(&self, job: &Arc<Job>) {
+    /// Offers a job to the threads, at which so many of them can work.
+    pub fn offer(&self, job: &Arc<Job>, workers: usize) {
         if self.most == 0 {
             return;
         }
         let mut state = lock(&self.shared);
         state.jobs.push(job.clone());
         state.changes = state.changes.wrapping_add(1);
-        if state.idle == 0 && state.threads < self.most {
+        for _ in state.idle..workers.min(self.most) {
+            if state.threads >= self.most {
+                break;
+            }
             let shared = self.shared.clone();
             // Without another thread those that there are do the work.
-            if spawn("kfd-compute".into(), move || serve(&shared)).is_ok() {
-                state.threads += 1;
+            if spawn("kfd-compute".into(), move || serve(&shared)).is_err() {
+                break;
             }
+            state.threads += 1;
         }
         drop(state);
         self.shared.work.notify_all();
+    }
+
+    /// Threads that there are now.
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> usize {
+        lock(&self.shared).threads
     }
 
     /// Takes a job back; threads that are at it finish their turn.

@@ -316,6 +316,29 @@ fn a_kernel_that_is_stopped_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_kernel_gets_as_many_threads_as_it_has_work_for() {
+    let gpu = Gpu::new(3);
+    gpu.kernel(RSRC2, KERNARG, &WAITS);
+    let release = || {
+        while gpu.word(DATA) < 2 {
+            std::thread::yield_now();
+        }
+        assert_eq!(gpu.compute.pool.threads(), 1, "and the queue's own");
+        gpu.put(DATA + 4, &[1]);
+    };
+    assert_eq!(beside(release, || gpu.run(&packet(2, 1, DATA))), Ok(Dispatched::Done));
+    gpu.put(DATA + 4, &[0]);
+    let release = || {
+        while gpu.word(DATA) < 10 {
+            std::thread::yield_now();
+        }
+        assert_eq!(gpu.compute.pool.threads(), 3, "no more than the pool has");
+        gpu.put(DATA + 4, &[1]);
+    };
+    assert_eq!(beside(release, || gpu.run(&packet(8, 1, DATA))), Ok(Dispatched::Done));
+}
+
+#[test]
 fn an_eviction_stops_a_kernel_too() {
     let gpu = Gpu::new(0);
     gpu.kernel(RSRC2, KERNARG, &[0xbf82_ffff]); // s_branch -1

@@ -15,8 +15,8 @@ use crate::engine::view::PageTable;
 use crate::engine::{Access, Interrupt, World};
 use crate::space::Fault;
 
-/// Pages of code that a compute unit keeps decoded: 16 MiB of code.
-const MAX_CODE_PAGES: usize = 4096;
+/// Pages of code that a compute unit keeps decoded: 256 KiB of code, which take some 6 MiB.
+const MAX_CODE_PAGES: usize = 64;
 
 /// `MSG_INTERRUPT` of `s_sendmsg`.
 const MSG_INTERRUPT: u16 = 1;
