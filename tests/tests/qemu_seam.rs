@@ -88,8 +88,10 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         };
         let program = CProgram::compile_for_rocr(&root, &source("rocr.c"), Place::Guest).unwrap();
         install(&artifacts, set, program.path(), "rocr", builder.overlay()).unwrap();
+        let vmem = CProgram::compile_for_rocr(&root, &source("vmem.c"), Place::Guest).unwrap();
+        install(&artifacts, set, vmem.path(), "vmem", builder.overlay()).unwrap();
         install(&artifacts, set, &root.join("usr/bin/rocminfo"), "rocminfo", builder.overlay()).unwrap();
-        programs.push((set, program));
+        programs.push((set, program, vmem));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
     let guest = builder
@@ -100,7 +102,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     let stack = Stack { artifacts, daemon, guest };
     stack.root(&format!("chmod 666 /dev/dri/renderD*; chmod -R a+rX /{PLACE}"));
-    for (set, program) in &programs {
+    for (set, program, vmem) in &programs {
         let native = stack.native(set, Path::new("rocminfo"), &[]);
         let ours = stack.run(&command(set, "rocminfo"));
         let (native, ours) = (gpus(&native), gpus(&ours));
@@ -118,6 +120,9 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         compare(&native, &ours, expected::NOT_LOCKED)
             .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", stack.daemon.report()));
         println!("{set}: {} lines of copies, barriers and waits", ours.lines.len());
+
+        let native = stack.native(set, vmem.path(), &[]);
+        assert_eq!(native, stack.run(&format!("{} 2>/dev/null", command(set, "vmem"))), "{set}");
     }
     let mut natively = processes.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
     natively.env_remove("LD_LIBRARY_PATH");

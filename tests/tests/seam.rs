@@ -109,6 +109,39 @@ fn copies_barriers_and_waits_are_as_natively() {
         compare(&native, &ours, expected::NOT_LOCKED)
             .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
         println!("{set}: {} lines", ours.lines.len());
+        // Kernels of the runtime's own; the sums are computed.
+        let mut kernels =
+            Under::seam(&artifacts, daemon.socket()).unwrap().command(&runtime, program.path()).unwrap();
+        kernels.arg("kernels");
+        let found =
+            text(kernels, LIMIT).unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        assert_eq!(found, expected::kernels("gfx906"), "{set}");
+    }
+}
+
+/// ROCr's virtual memory interface: memory without an address that is mapped by dma-bufs and libdrm. Every line is the native one.
+#[test]
+fn virtual_memory_is_as_natively() {
+    parts!(artifacts);
+    for set in INSIDE {
+        let root = match artifacts.packages(set) {
+            Ok(root) => root,
+            Err(error) => {
+                println!("SKIP: package set {set}: {error:#}");
+                continue;
+            }
+        };
+        let runtime = runtime(&artifacts, set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("vmem.c"), Place::Guest).unwrap();
+        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
+        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        assert_eq!(native, ours, "{set}");
+        for done in ["came back: 1", "it has moved: 1", "and is another one: 1", "offset 0, size 1"] {
+            assert!(ours.contains(done), "{set}: {done}:\n{ours}");
+        }
     }
 }
 
@@ -131,6 +164,32 @@ fn descriptors_and_processes_are_as_natively() {
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     assert_eq!(native, ours);
     assert!(ours.contains("in a child: EBADF\n") && ours.ends_with("= end\n"), "{ours}");
+}
+
+/// The launcher gives a program the library, and says so where no library reaches it.
+#[test]
+fn the_launcher_says_what_it_cannot_reach() {
+    parts!(artifacts);
+    let root = need!(artifacts.packages("rocm-trixie"));
+    let program = CProgram::compile_alone(&root, &source("seam.c")).unwrap();
+    let launcher = source("../../../guest-thunk/kfd-preload/kfd-run");
+    let library = artifacts.program("libkfd_preload.so").unwrap();
+    let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+    let run = |program: &Path, arguments: &[&str]| {
+        let mut command = std::process::Command::new(&launcher);
+        command.env("VIRTIO_KFD_PRELOAD", &library).env("VIRTIO_KFD_LOOPBACK", daemon.socket());
+        command.arg(program).args(arguments);
+        virtio_kfd_tests::native::run(command, LIMIT).unwrap()
+    };
+    let output = run(program.path(), &["alone"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.starts_with("open: ok\n"), "{said}\n{}", daemon.report());
+    let agent = need!(artifacts.agent());
+    let output = run(&agent, &[]);
+    assert_eq!(output.status.code(), Some(65));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is linked statically: no library reaches it"));
+    let output = run(Path::new("/nonexistent/program"), &[]);
+    assert_eq!(output.status.code(), Some(127));
 }
 
 /// Without a host there is no `/dev/kfd`, and it is said why.

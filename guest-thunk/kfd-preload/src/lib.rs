@@ -12,7 +12,7 @@ use kfd_seam::{KfdService, Preload};
 kfd_seam::preload!(Preload {
     name: "virtio-kfd",
     prefixes: kfd_seam::sysfs::PREFIXES,
-    shared: |_| None,
+    shared: guest_kfd::recognise,
     service: host,
 });
 

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use guest_thunk::client::Client;
 use guest_thunk::thunk::lock::lock;
+use guest_thunk::thunk::memory::Source;
+use guest_thunk::thunk::memory::buffer::Part;
 use guest_thunk::transport::Blob;
 use kfd_abi::memory::AllocFlags;
 use kfd_seam::{MapRequest, Result};
@@ -14,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use virtio_kfd_protocol::{GpuId, GuestVa, Handle};
 
-use crate::failure::{errno, transport};
+use crate::failure::{refused, transport};
 
 /// Smallest page of x86-64.
 pub const PAGE: u64 = 4096;
@@ -26,13 +28,10 @@ const FIRST_OFFSET: u64 = 1 << 32;
 pub enum Memory {
     /// Memory of the guest.
     Guest(Arc<dyn Blob>),
-    /// Memory of the host, and what shows it once the CPU has mapped it.
-    Host {
-        /// Whether the CPU can be shown it.
-        visible: bool,
-        /// What shows it.
-        blob: Mutex<Option<Arc<dyn Blob>>>,
-    },
+    /// Memory of a GPU.
+    Vram(Part),
+    /// Memory of a GPU that came as a dma-buf. GPUs see it part by part.
+    Imported(Source),
     /// Doorbells.
     Doorbells,
 }
@@ -43,6 +42,8 @@ pub struct State {
     pub host: Handle,
     /// GPUs that have it mapped.
     pub mapped: Vec<GpuId>,
+    /// It is the event page, which is the host's own memory.
+    pub event_page: bool,
 }
 
 /// A buffer.
@@ -63,13 +64,23 @@ pub struct Buffer {
     pub state: Mutex<State>,
 }
 
+/// What an offset of a render node shows.
+#[derive(Clone)]
+enum Shown {
+    Buffer(Arc<Buffer>),
+    /// A buffer object of libdrm's, and its size.
+    Object(Arc<dyn Blob>, u64),
+}
+
 #[derive(Default)]
 struct Table {
     /// By the handle that the program has.
     all: BTreeMap<u64, Arc<Buffer>>,
     /// By offset.
-    shown: BTreeMap<u64, Arc<Buffer>>,
+    shown: BTreeMap<u64, Shown>,
     next: u64,
+    /// Imports that there have been.
+    imported: u32,
 }
 
 /// All buffers of the process.
@@ -93,10 +104,21 @@ impl Buffers {
         let buffer = Arc::new(buffer);
         let mut table = lock(&self.table);
         if buffer.offset != 0 {
-            table.shown.insert(buffer.offset, Arc::clone(&buffer));
+            table.shown.insert(buffer.offset, Shown::Buffer(Arc::clone(&buffer)));
         }
         table.all.insert(handle, buffer);
         handle
+    }
+
+    /// Writes one down that another one's memory is behind: the handle is this table's own.
+    pub fn insert_imported(&self, buffer: Buffer) -> Result<u64> {
+        let mut table = lock(&self.table);
+        let number = table.imported.checked_add(1).ok_or(Errno::ENOMEM)?;
+        table.imported = number;
+        // The host's generations are not 0.
+        let handle = Handle::new(number, 0).0;
+        table.all.insert(handle, Arc::new(buffer));
+        Ok(handle)
     }
 
     /// The buffer of a handle.
@@ -112,11 +134,27 @@ impl Buffers {
         }
     }
 
+    /// Gives a buffer object an offset.
+    pub fn show(&self, blob: Arc<dyn Blob>, size: u64) -> Result<u64> {
+        let offset = self.take_offset(size)?;
+        lock(&self.table).shown.insert(offset, Shown::Object(blob, size));
+        Ok(offset)
+    }
+
+    /// Takes it back.
+    pub fn hide(&self, offset: u64) {
+        lock(&self.table).shown.remove(&offset);
+    }
+
     /// Serves an `mmap` of a render node.
     pub fn map(&self, client: &Client, request: &MapRequest, address: u64) -> Result<u64> {
-        let buffer = lock(&self.table).shown.get(&request.offset).cloned().ok_or(Errno::EINVAL)?;
+        let shown = lock(&self.table).shown.get(&request.offset).cloned().ok_or(Errno::EINVAL)?;
+        let size = match &shown {
+            Shown::Buffer(buffer) => buffer.size,
+            Shown::Object(_, size) => *size,
+        };
         let length = request.length.checked_next_multiple_of(PAGE).filter(|length| *length > 0);
-        let length = length.filter(|length| *length <= buffer.size).ok_or(Errno::EINVAL)?;
+        let length = length.filter(|length| *length <= size).ok_or(Errno::EINVAL)?;
         // The thunk keeps addresses so that the CPU shall not use. It takes no place in the window.
         if request.protection == libc::PROT_NONE {
             return place(request, address, length, |at| map_nothing(at, length));
@@ -125,21 +163,16 @@ impl Buffers {
         if request.flags & libc::MAP_SHARED == 0 {
             return Err(Errno::EINVAL);
         }
-        let blob = match &buffer.memory {
-            Memory::Guest(blob) => Arc::clone(blob),
-            Memory::Host { visible: false, .. } => return Err(Errno::EPERM),
-            Memory::Host { blob, .. } => {
-                let mut shown = lock(blob);
-                match &*shown {
-                    Some(blob) => Arc::clone(blob),
-                    None => {
-                        let host = lock(&buffer.state).host;
-                        let made = client.host_memory(host, buffer.size).map_err(errno)?;
-                        Arc::clone(shown.insert(Arc::from(made)))
-                    }
+        let blob = match &shown {
+            Shown::Object(blob, _) => Arc::clone(blob),
+            Shown::Buffer(buffer) => match &buffer.memory {
+                Memory::Guest(blob) => Arc::clone(blob),
+                Memory::Vram(part) if !part.buffer.visible => return Err(Errno::EPERM),
+                Memory::Vram(part) => {
+                    part.blob(client).map_err(|refusal| refused(&refusal, Errno::ENOMEM))?
                 }
-            }
-            Memory::Doorbells => return Err(Errno::EINVAL),
+                Memory::Imported(_) | Memory::Doorbells => return Err(Errno::EINVAL),
+            },
         };
         map_blob(&*blob, request, address, length)
     }

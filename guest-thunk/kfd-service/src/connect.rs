@@ -3,6 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
+use guest_thunk::thunk::topology as thunk;
+use virtio_kfd_protocol::Apertures;
+
 use super::*;
 
 /// Why there is no service.
@@ -40,7 +43,19 @@ impl GuestKfd {
     pub fn connect() -> std::result::Result<Self, StartError> {
         let client = Client::connect().map_err(StartError::Connect)?;
         let (tree, gpus) = topology::read(&client).map_err(StartError::Topology)?;
+        let known = |(node, gpu): (u32, &Gpu)| thunk::Gpu {
+            node,
+            gpu_id: gpu.gpu_id,
+            apertures: Apertures::default(),
+            device: None,
+        };
+        let snapshot = Snapshot { gpus: (0..).zip(&gpus).map(known).collect(), ..Default::default() };
         Ok(Self {
+            objects: Objects::default(),
+            bos: Bos::default(),
+            memory: Memory::default(),
+            snapshot,
+            settings: Settings::from_environment(),
             buffers: Buffers::default(),
             doorbells: Doorbells::default(),
             queues: Queues::default(),

@@ -1,7 +1,7 @@
 //! The host's refusals as the errors that the kernel has for them.
 
 use guest_thunk::client::ClientError;
-use guest_thunk::thunk::refusal::{Level, say};
+use guest_thunk::thunk::refusal::{Level, Refusal, say};
 use guest_thunk::transport::TransportError;
 use nix::errno::Errno;
 use virtio_kfd_protocol::Status;
@@ -29,6 +29,12 @@ pub fn errno(error: ClientError) -> Errno {
             _ => Errno::EINVAL,
         },
     }
+}
+
+/// The error of what guest-thunk did for its own callers, of which no errno is left.
+pub fn refused(refusal: &Refusal, errno: Errno) -> Errno {
+    say(Level::Error, || refusal.to_string());
+    errno
 }
 
 /// The same for what the transport did.

@@ -1,5 +1,6 @@
 //! The ioctls of `/dev/kfd`, dispatched as `kfd_ioctl` does: by number alone, in the caller's size.
 
+mod dma_buf;
 mod event;
 mod memory;
 mod process;
@@ -66,6 +67,9 @@ pub fn ioctl(kfd: &GuestKfd, request: u32, argument: UserPtr) -> Result<i32> {
         nr::MAP_MEMORY_TO_GPU => call.map_memory_to_gpu(),
         nr::UNMAP_MEMORY_FROM_GPU => call.unmap_memory_from_gpu(),
         nr::AVAILABLE_MEMORY => call.available_memory(),
+        nr::GET_DMABUF_INFO => call.get_dmabuf_info(),
+        nr::IMPORT_DMABUF => call.import_dmabuf(),
+        nr::EXPORT_DMABUF => call.export_dmabuf(),
 
         nr::CREATE_QUEUE => call.create_queue(),
         nr::DESTROY_QUEUE => call.destroy_queue(),
@@ -78,7 +82,7 @@ pub fn ioctl(kfd: &GuestKfd, request: u32, argument: UserPtr) -> Result<i32> {
         | nr::DBG_UNREGISTER_DEPRECATED
         | nr::DBG_ADDRESS_WATCH_DEPRECATED
         | nr::DBG_WAVE_CONTROL_DEPRECATED => Err(Errno::EPERM),
-        // dma-bufs, SVM, SMI events, checkpoints, the debugger and secondary processes.
+        // SVM, SMI events, checkpoints, the debugger and secondary processes.
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

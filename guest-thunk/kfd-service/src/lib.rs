@@ -16,9 +16,11 @@
 
 mod buffers;
 mod connect;
+mod dma_buf;
 mod failure;
 mod files;
 pub mod fresh;
+mod gem;
 mod kfd;
 mod render;
 mod topology;
@@ -29,6 +31,10 @@ use std::sync::Mutex;
 
 use guest_thunk::client::{Client, ConnectError};
 use guest_thunk::thunk::lock::lock;
+use guest_thunk::thunk::memory::{Host, Memory};
+use guest_thunk::thunk::render::bo::Bos;
+use guest_thunk::thunk::settings::Settings;
+use guest_thunk::thunk::topology::Snapshot;
 use kfd_abi::mmap::{self, MmapType};
 use kfd_seam::tree::Tree;
 use kfd_seam::{
@@ -38,15 +44,23 @@ use nix::errno::Errno;
 
 use self::buffers::Buffers;
 use self::files::Files;
+use self::gem::Objects;
 use self::kfd::{Doorbells, Queues};
 use self::topology::{Gpu, TopologyError};
 
 pub use self::connect::StartError;
+pub use self::dma_buf::recognise;
 
 /// The host's KFD, for the process that it lives in.
 pub struct GuestKfd {
     // The client is last, so that the host is there for as long as anything is its.
+    objects: Objects,
+    bos: Bos,
     buffers: Buffers,
+    /// Only what dma-bufs need of it.
+    memory: Memory,
+    snapshot: Snapshot,
+    settings: Settings,
     doorbells: Doorbells,
     queues: Queues,
     files: Mutex<Files>,
@@ -67,6 +81,11 @@ enum OpenFile {
 const KFD_DEVICE: DeviceId = DeviceId(0);
 
 impl GuestKfd {
+    /// The connection, as guest-thunk's memory wants it.
+    fn host(&self) -> Host<'_> {
+        Host { client: &self.client, snapshot: &self.snapshot, settings: &self.settings }
+    }
+
     fn file(&self, file: FileId) -> Result<OpenFile> {
         lock(&self.files).get(file).ok_or(Errno::EBADF)
     }

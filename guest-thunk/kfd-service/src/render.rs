@@ -1,13 +1,14 @@
 //! The ioctls of a render node, as far as runtimes ask the driver about itself.
 //!
-//! Buffer objects of libdrm (GEM, PRIME) are not served yet: `EOPNOTSUPP`.
+//! Buffer objects are in [`crate::gem`]: those that come as dma-bufs. New ones (GEM_CREATE) and metadata are not served: `EOPNOTSUPP`.
 
 use kfd_abi::drm::amdgpu::{
-    AMDGPU_INFO_FW_VERSION, AMDGPU_INFO_HW_IP_COUNT, AMDGPU_INFO_HW_IP_INFO, AMDGPU_INFO_READ_MMR_REG, Info,
+    AMDGPU_INFO_FW_VERSION, AMDGPU_INFO_HW_IP_COUNT, AMDGPU_INFO_HW_IP_INFO, AMDGPU_INFO_READ_MMR_REG,
+    GemMmap, GemVa, Info,
 };
 use kfd_abi::drm::{
     self, DRM_CAP_PRIME, DRM_CAP_SYNCOBJ, DRM_CAP_SYNCOBJ_TIMELINE, DRM_CAP_TIMESTAMP_MONOTONIC,
-    DRM_IOCTL_BASE, GetCap, Version, nr,
+    DRM_IOCTL_BASE, DRM_PRIME_CAP_EXPORT, DRM_PRIME_CAP_IMPORT, GemClose, GetCap, PrimeHandle, Version, nr,
 };
 use kfd_abi::ioctl;
 use kfd_seam::{Exchange, Request, Result, UserMemory, UserPtr};
@@ -37,6 +38,28 @@ pub fn ioctl(kfd: &GuestKfd, gpu: &Gpu, request: u32, argument: UserPtr) -> Resu
         nr::AMDGPU_INFO => {
             exchange(drm::request::AMDGPU_INFO)
                 .run::<Info, _>(&UserMemory, argument, |info| query(kfd, gpu, info))
+        }
+        nr::GEM_CLOSE => {
+            exchange(drm::request::GEM_CLOSE)
+                .run::<GemClose, _>(&UserMemory, argument, |arguments| kfd.gem_close(gpu, arguments))
+        }
+        nr::PRIME_HANDLE_TO_FD => exchange(drm::request::PRIME_HANDLE_TO_FD).run::<PrimeHandle, _>(
+            &UserMemory,
+            argument,
+            |arguments| kfd.gem_export(gpu, arguments),
+        ),
+        nr::PRIME_FD_TO_HANDLE => exchange(drm::request::PRIME_FD_TO_HANDLE).run::<PrimeHandle, _>(
+            &UserMemory,
+            argument,
+            |arguments| kfd.gem_import(gpu, arguments),
+        ),
+        nr::AMDGPU_GEM_MMAP => {
+            exchange(drm::request::AMDGPU_GEM_MMAP)
+                .run::<GemMmap, _>(&UserMemory, argument, |arguments| kfd.gem_mmap(gpu, arguments))
+        }
+        nr::AMDGPU_GEM_VA => {
+            exchange(drm::request::AMDGPU_GEM_VA)
+                .run::<GemVa, _>(&UserMemory, argument, |arguments| kfd.gem_va(gpu, arguments))
         }
         // No `DRM_RENDER_ALLOW`.
         nr::GET_CLIENT => Err(Errno::EACCES),
@@ -73,7 +96,8 @@ fn capability(arguments: &mut GetCap) -> Result<i32> {
     arguments.value = 0;
     arguments.value = match arguments.capability {
         DRM_CAP_TIMESTAMP_MONOTONIC => 1,
-        DRM_CAP_PRIME | DRM_CAP_SYNCOBJ | DRM_CAP_SYNCOBJ_TIMELINE => 0,
+        DRM_CAP_PRIME => DRM_PRIME_CAP_IMPORT | DRM_PRIME_CAP_EXPORT,
+        DRM_CAP_SYNCOBJ | DRM_CAP_SYNCOBJ_TIMELINE => 0,
         _ => return Err(Errno::EOPNOTSUPP),
     };
     Ok(0)

@@ -16,7 +16,7 @@
 pub mod address;
 mod arena;
 pub mod block;
-mod buffer;
+pub mod buffer;
 mod export;
 mod fake;
 mod flags;

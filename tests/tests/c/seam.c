@@ -180,7 +180,11 @@ static void threads(int kfd)
 		usleep(50000);
 		int error = destroy ? destroy_event(kfd, sleeper.event) : set_event(kfd, sleeper.event);
 		pthread_join(thread, NULL);
-		printf("a sleeper, %s: %s, it has %d\n", destroy ? "destroyed" : "set", name(error), sleeper.result);
+		// EIO if it slept, EINVAL if it came too late.
+		if (destroy)
+			printf("a sleeper, destroyed: %s, it failed: %d\n", name(error), sleeper.result < 0);
+		else
+			printf("a sleeper, set: %s, it has %d\n", name(error), sleeper.result);
 	}
 }
 

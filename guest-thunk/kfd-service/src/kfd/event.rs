@@ -96,6 +96,7 @@ impl Call<'_> {
             answers.get(unmapped).map_err(errno)?;
         }
         answers.get(freed).map_err(errno)?;
+        state.event_page = true;
         state.host = answers.get(made).map_err(errno)?.0.handle;
         if let Some(mapped) = mapped
             && let failed @ 1.. = answers.get(mapped).map_err(errno)?.0.errno

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::thunk::lock::lock;
+use guest_thunk::thunk::memory::buffer::{Buffer as Vram, Part};
 use guest_thunk::transport::Blob;
 use kfd_abi::memory::{
     AllocFlags, AllocMemoryOfGpuArgs, FreeMemoryOfGpuArgs, GetAvailableMemoryArgs, MapMemoryToGpuArgs,
@@ -19,7 +20,7 @@ use virtio_kfd_protocol::{
 
 use super::Call;
 use crate::buffers::{Buffer, Memory, PAGE, State};
-use crate::failure::{errno, transport};
+use crate::failure::{errno, refused, transport};
 use crate::fresh;
 
 /// Bytes from which on an allocation is compared with what the guest has left.
@@ -67,7 +68,9 @@ impl Call<'_> {
         }
         let request = request(gpu, flags, arguments);
         let (host, mappable) = self.make(&request)?;
-        let memory = Memory::Host { visible: mappable && shown, blob: Mutex::default() };
+        let public = flags.contains(AllocFlags::PUBLIC);
+        let size = bytes(flags, arguments.size);
+        let memory = Memory::Vram(Part::whole(Vram::new(host, size, gpu, mappable && shown, public)));
         self.buffer(gpu, flags, arguments, host, memory)
     }
 
@@ -114,7 +117,7 @@ impl Call<'_> {
     }
 
     /// Has the host make a buffer of guest memory.
-    fn guest(
+    pub(super) fn guest(
         &self,
         gpu: GpuId,
         flags: AllocFlags,
@@ -133,7 +136,7 @@ impl Call<'_> {
         self.buffer(gpu, flags, arguments, host, Memory::Doorbells)
     }
 
-    fn buffer(
+    pub(super) fn buffer(
         &self,
         gpu: GpuId,
         flags: AllocFlags,
@@ -147,15 +150,31 @@ impl Call<'_> {
             _ if flags.contains(AllocFlags::USERPTR) => 0,
             _ => self.kfd.buffers.take_offset(size)?,
         };
-        let state = Mutex::new(State { host, mapped: Vec::new() });
+        let state = Mutex::new(State { host, mapped: Vec::new(), event_page: false });
         Ok(Buffer { gpu, va: arguments.va_addr, size, flags, offset, memory, state })
     }
 
     pub(super) fn free_memory_of_gpu(&self) -> Result<i32> {
         self.run(|arguments: &mut FreeMemoryOfGpuArgs| {
             let buffer = self.kfd.buffers.find(arguments.handle)?;
-            let handle = lock(&buffer.state).host;
-            self.kfd.client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0).map_err(errno)?;
+            let state = lock(&buffer.state);
+            if !state.mapped.is_empty() {
+                return Err(Errno::EBUSY);
+            }
+            let client = &self.kfd.client;
+            match &buffer.memory {
+                // A dma-buf of it may be in use.
+                Memory::Vram(part) => {
+                    part.buffer.release(client).map_err(|refusal| refused(&refusal, Errno::EINVAL))?;
+                }
+                Memory::Imported(source) => {
+                    source.release(client).map_err(|refusal| refused(&refusal, Errno::EINVAL))?;
+                }
+                Memory::Guest(_) | Memory::Doorbells => {
+                    let handle = state.host;
+                    client.call::<FreeMemory>(&BufferRequest { handle }, &[], 0).map_err(errno)?;
+                }
+            }
             self.kfd.buffers.remove(arguments.handle);
             Ok(())
         })
@@ -177,8 +196,13 @@ impl Call<'_> {
             let gpus = self.gpus(arguments.device_ids_array_ptr, arguments.n_devices, arguments.n_success)?;
             let buffer = self.kfd.buffers.find(arguments.handle)?;
             let mut state = lock(&buffer.state);
-            let handle = BufferRequest { handle: state.host };
-            let (answer, _) = self.kfd.client.call::<MapMemory>(&handle, &gpus, 0).map_err(errno)?;
+            let answer = match &buffer.memory {
+                Memory::Imported(source) => self.map_ranges(&buffer, source, &gpus),
+                _ => {
+                    let handle = BufferRequest { handle: state.host };
+                    self.kfd.client.call::<MapMemory>(&handle, &gpus, 0).map_err(errno)?.0
+                }
+            };
             let done = done(&gpus, answer);
             let new = done.iter().filter(|gpu| !state.mapped.contains(gpu)).copied().collect::<Vec<_>>();
             state.mapped.extend(new);
@@ -192,8 +216,13 @@ impl Call<'_> {
             let gpus = self.gpus(arguments.device_ids_array_ptr, arguments.n_devices, arguments.n_success)?;
             let buffer = self.kfd.buffers.find(arguments.handle)?;
             let mut state = lock(&buffer.state);
-            let handle = BufferRequest { handle: state.host };
-            let (answer, _) = self.kfd.client.call::<UnmapMemory>(&handle, &gpus, 0).map_err(errno)?;
+            let answer = match &buffer.memory {
+                Memory::Imported(source) => self.unmap_ranges(&buffer, source, &gpus),
+                _ => {
+                    let handle = BufferRequest { handle: state.host };
+                    self.kfd.client.call::<UnmapMemory>(&handle, &gpus, 0).map_err(errno)?.0
+                }
+            };
             let done = done(&gpus, answer).to_vec();
             state.mapped.retain(|gpu| !done.contains(gpu));
             arguments.n_success = arguments.n_success.saturating_add(answer.n_success);

@@ -30,7 +30,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// A buffer that KFD has made, with one holder.
-    pub(super) fn new(handle: Handle, size: u64, gpu: GpuId, visible: bool, public: bool) -> Arc<Buffer> {
+    pub fn new(handle: Handle, size: u64, gpu: GpuId, visible: bool, public: bool) -> Arc<Buffer> {
         Arc::new(Buffer { handle, size, gpu, visible, public, holders: Mutex::new(1) })
     }
 
@@ -74,7 +74,7 @@ impl Part {
     }
 
     /// All of a buffer that the caller holds.
-    pub(super) fn whole(buffer: Arc<Buffer>) -> Part {
+    pub fn whole(buffer: Arc<Buffer>) -> Part {
         let size = buffer.size;
         Part::of(buffer, 0, size)
     }

@@ -110,7 +110,8 @@ impl Memory {
         }
     }
 
-    fn part_blob(&self, client: &Client, part: &Part) -> Outcome<Arc<dyn Blob>> {
+    /// The blob that shows a part of a buffer of this process, and by which [`Memory::open_dma_buf`] knows it again.
+    pub fn part_blob(&self, client: &Client, part: &Part) -> Outcome<Arc<dyn Blob>> {
         if !client.features().contains(Features::HOST_BLOBS) {
             let why = "a dma-buf of VRAM (the host has no window)";
             return Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why));

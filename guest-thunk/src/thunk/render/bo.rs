@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use kfd_abi::drm::amdgpu::{
     AMDGPU_VA_OP_CLEAR, AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE, AMDGPU_VA_OP_UNMAP, VmPageFlags,
 };
+use kfd_abi::memory::AllocFlags;
 use virtio_kfd_protocol::calls::{AllocMemory, FreeMemory, MapMemory, MapRange, UnmapMemory, UnmapRange};
 use virtio_kfd_protocol::{
     AllocMemoryRequest, BufferRequest, GpuId, GuestVa, Handle, MapRangeRequest, UnmapRangeRequest,
@@ -24,7 +25,7 @@ use crate::thunk::refusal::Refusal;
 use crate::transport::Blob;
 
 /// Marks our handles; see [`super::device_handle`].
-const HANDLE: u64 = 0xffff_9000_0000_0000;
+pub const HANDLE: u64 = 0xffff_9000_0000_0000;
 
 /// `enum amdgpu_bo_handle_type` of amdgpu.h.
 mod kind {
@@ -76,7 +77,13 @@ struct Range {
     size: u64,
     /// Of guest memory: KFD's buffer over it.
     buffer: Option<Handle>,
+    /// What the GPU may do with it.
+    flags: VmPageFlags,
 }
+
+/// libdrm asks for all permissions whatever its caller says.
+pub const ALL: VmPageFlags =
+    VmPageFlags::PAGE_READABLE.union(VmPageFlags::PAGE_WRITEABLE).union(VmPageFlags::PAGE_EXECUTABLE);
 
 /// The CPU's view of a buffer.
 struct View {
@@ -129,26 +136,27 @@ impl Bo {
     }
 
     fn map_host(&self, client: &Client, handle: Handle, va: u64, range: Range) -> Result<Option<Handle>> {
-        // libdrm asks for all permissions whatever its caller says.
-        let flags = VmPageFlags::PAGE_READABLE | VmPageFlags::PAGE_WRITEABLE | VmPageFlags::PAGE_EXECUTABLE;
         let request = MapRangeRequest {
             handle,
             offset: range.offset,
             size: range.size,
             va: GuestVa(va),
             gpu_id: self.gpu,
-            flags: flags.bits(),
+            flags: range.flags.bits(),
         };
         client.call::<MapRange>(&request, &[], 0)?;
         Ok(None)
     }
 
     fn map_guest(&self, client: &Client, va: u64, range: Range) -> Result<Handle> {
+        let mut flags = GUEST_FLAGS;
+        flags.set(AllocFlags::WRITABLE, range.flags.contains(VmPageFlags::PAGE_WRITEABLE));
+        flags.set(AllocFlags::EXECUTABLE, range.flags.contains(VmPageFlags::PAGE_EXECUTABLE));
         let request = AllocMemoryRequest {
             va: GuestVa(va),
             size: range.size,
             gpu_id: self.gpu,
-            flags: GUEST_FLAGS.bits(),
+            flags: flags.bits(),
             resource: self.blob.resource(),
             pad: 0,
             resource_offset: range.offset,
@@ -206,7 +214,8 @@ impl Bo {
             if last > end {
                 let gone = end.saturating_sub(va);
                 let offset = range.offset.saturating_add(gone);
-                self.map(client, end, Range { offset, size: last.saturating_sub(end), buffer: None })?;
+                let size = last.saturating_sub(end);
+                self.map(client, end, Range { offset, size, buffer: None, flags: range.flags })?;
             }
         }
         Ok(())
@@ -303,6 +312,14 @@ impl Bos {
         })
     }
 
+    /// The blob that shows a buffer, its size, and whether the CPU can be shown it.
+    pub fn shown(&self, handle: u64) -> Result<(Arc<dyn Blob>, u64, bool)> {
+        self.with(handle, |bo| {
+            let visible = !matches!(&bo.source, Source::Own(part) if !part.buffer.visible);
+            Ok((Arc::clone(&bo.blob), bo.size, visible))
+        })
+    }
+
     /// `amdgpu_bo_inc_ref`
     pub fn add_reference(&self, handle: u64) -> Result<()> {
         self.with(handle, |bo| {
@@ -336,21 +353,29 @@ impl Bos {
         va: u64,
         op: u32,
     ) -> Result<()> {
+        self.change(client, handle, offset, size, (va, ALL), op)
+    }
+
+    /// The same with permissions of the caller's.
+    pub fn change(
+        &self,
+        client: &Client,
+        handle: u64,
+        offset: u64,
+        size: u64,
+        (va, flags): (u64, VmPageFlags),
+        op: u32,
+    ) -> Result<()> {
         let too_large = || Failure::invalid(format!("{size:#x} bytes"));
         let size = size.checked_next_multiple_of(page_size()).ok_or_else(too_large)?;
-        let range = Range { offset, size, buffer: None };
+        let range = Range { offset, size, buffer: None, flags };
         let end = va.checked_add(size).ok_or_else(too_large)?;
         match op {
             AMDGPU_VA_OP_MAP => self.with(handle, |bo| bo.map(client, va, range)),
             // The kernel looks at the address only.
             AMDGPU_VA_OP_UNMAP => self.with(handle, |bo| bo.unmap(client, va).map(|_| ())),
             AMDGPU_VA_OP_CLEAR | AMDGPU_VA_OP_REPLACE => {
-                let gpu = self.with(handle, |bo| Ok(bo.gpu))?;
-                let mut all = lock(&self.all);
-                for bo in all.values_mut().filter(|bo| bo.gpu == gpu) {
-                    bo.clear(client, va, end)?;
-                }
-                drop(all);
+                self.clear(client, self.with(handle, |bo| Ok(bo.gpu))?, va, end)?;
                 match op {
                     AMDGPU_VA_OP_REPLACE => self.with(handle, |bo| bo.map(client, va, range)),
                     _ => Ok(()),
@@ -358,6 +383,11 @@ impl Bos {
             }
             other => Err(Failure::invalid(format!("operation {other}"))),
         }
+    }
+
+    /// Takes away what a GPU sees in a range of addresses.
+    pub fn clear(&self, client: &Client, gpu: GpuId, va: u64, end: u64) -> Result<()> {
+        lock(&self.all).values_mut().filter(|bo| bo.gpu == gpu).try_for_each(|bo| bo.clear(client, va, end))
     }
 
     /// `amdgpu_bo_cpu_map`: the address, the same one each time.

@@ -1,0 +1,144 @@
+/* ROCr's virtual memory interface (hsa_amd_vmem_*): memory without an address, mapped at addresses of the program's choice by
+ * dma-bufs and libdrm, and moved. What GPUs see is read by copies. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hsa_api.h"
+
+typedef struct {
+	uint64_t handle;
+} hsa_amd_vmem_alloc_handle_t;
+typedef struct {
+	int permissions;
+	hsa_agent_t agent;
+} hsa_amd_memory_access_desc_t;
+#define HSA_ACCESS_PERMISSION_RW 3
+#define MEMORY_TYPE_NONE 0
+
+hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t flags);
+hsa_status_t hsa_amd_vmem_address_free(void *va, size_t size);
+hsa_status_t hsa_amd_vmem_handle_create(hsa_amd_memory_pool_t pool, size_t size, int type, uint64_t flags,
+	hsa_amd_vmem_alloc_handle_t *handle);
+hsa_status_t hsa_amd_vmem_handle_release(hsa_amd_vmem_alloc_handle_t handle);
+hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t offset, hsa_amd_vmem_alloc_handle_t handle, uint64_t flags);
+hsa_status_t hsa_amd_vmem_unmap(void *va, size_t size);
+hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory_access_desc_t *desc, size_t count);
+hsa_status_t hsa_amd_portable_export_dmabuf(const void *pointer, size_t size, int *fd, uint64_t *offset);
+hsa_status_t hsa_amd_portable_close_dmabuf(int fd);
+
+#define SIZE (2u << 20)
+
+static hsa_agent_t cpu, gpu;
+static hsa_amd_memory_pool_t system_pool, vram;
+
+static const char *name(hsa_status_t status)
+{
+	const char *text = "?";
+	if (status == HSA_STATUS_SUCCESS)
+		return "SUCCESS";
+	hsa_status_string(status, &text);
+	return text;
+}
+
+#define MUST(call) do { \
+		hsa_status_t must = (call); \
+		if (must != HSA_STATUS_SUCCESS && must != HSA_STATUS_INFO_BREAK) { \
+			printf("line %d: %s: %s\n", __LINE__, #call, name(must)); \
+			exit(1); \
+		} \
+	} while (0)
+
+static hsa_status_t agent(hsa_agent_t found, void *data)
+{
+	int device;
+	(void)data;
+	MUST(hsa_agent_get_info(found, HSA_AGENT_INFO_DEVICE, &device));
+	if (device == HSA_DEVICE_TYPE_CPU)
+		cpu = found;
+	else if (device == HSA_DEVICE_TYPE_GPU && !gpu.handle)
+		gpu = found;
+	return HSA_STATUS_SUCCESS;
+}
+
+static hsa_status_t pool(hsa_amd_memory_pool_t found, void *data)
+{
+	int segment;
+	_Bool allowed;
+	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_SEGMENT, &segment));
+	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, &allowed));
+	if (segment != HSA_AMD_SEGMENT_GLOBAL || !allowed)
+		return HSA_STATUS_SUCCESS;
+	*(hsa_amd_memory_pool_t *)data = found;
+	return HSA_STATUS_INFO_BREAK;
+}
+
+static void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_agent_t from_agent)
+{
+	hsa_signal_t done;
+	MUST(hsa_signal_create(1, 0, NULL, &done));
+	MUST(hsa_amd_memory_async_copy(to, to_agent, from, from_agent, SIZE, 0, NULL, done));
+	hsa_signal_wait_scacquire(done, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
+	MUST(hsa_signal_destroy(done));
+}
+
+int main(void)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	MUST(hsa_init());
+	MUST(hsa_iterate_agents(agent, NULL));
+	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
+	MUST(hsa_amd_agent_iterate_memory_pools(gpu, pool, &vram));
+	unsigned char *host, *back;
+	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
+	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
+	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&back));
+	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, back));
+	for (unsigned i = 0; i < SIZE; i++)
+		host[i] = (unsigned char)(i * 31 + (i >> 11));
+
+	puts("= virtual memory");
+	char *va;
+	hsa_amd_vmem_alloc_handle_t handle, other;
+	hsa_amd_memory_access_desc_t access = {HSA_ACCESS_PERMISSION_RW, gpu};
+	printf("reserve: %s\n", name(hsa_amd_vmem_address_reserve((void **)&va, 4 * SIZE, 0, 0)));
+	printf("create: %s\n", name(hsa_amd_vmem_handle_create(vram, SIZE, MEMORY_TYPE_NONE, 0, &handle)));
+	printf("another: %s\n", name(hsa_amd_vmem_handle_create(vram, SIZE, MEMORY_TYPE_NONE, 0, &other)));
+	printf("map: %s\n", name(hsa_amd_vmem_map(va, SIZE, 0, handle, 0)));
+	printf("access: %s\n", name(hsa_amd_vmem_set_access(va, SIZE, &access, 1)));
+	copy(va, gpu, host, cpu);
+	copy(back, cpu, va, gpu);
+	printf("came back: %d\n", memcmp(host, back, SIZE) == 0);
+	printf("unmap: %s\n", name(hsa_amd_vmem_unmap(va, SIZE)));
+	printf("the other one there: %s\n", name(hsa_amd_vmem_map(va, SIZE, 0, other, 0)));
+	printf("access: %s\n", name(hsa_amd_vmem_set_access(va, SIZE, &access, 1)));
+	printf("the first one elsewhere: %s\n", name(hsa_amd_vmem_map(va + 2 * SIZE, SIZE, 0, handle, 0)));
+	printf("access: %s\n", name(hsa_amd_vmem_set_access(va + 2 * SIZE, SIZE, &access, 1)));
+	memset(back, 0, SIZE);
+	copy(back, cpu, va + 2 * SIZE, gpu);
+	printf("it has moved: %d\n", memcmp(host, back, SIZE) == 0);
+	memset(back, 0x5a, SIZE);
+	copy(va, gpu, back, cpu);
+	copy(back, cpu, va + 2 * SIZE, gpu);
+	printf("and is another one: %d\n", memcmp(host, back, SIZE) == 0);
+	printf("unmap: %s %s\n", name(hsa_amd_vmem_unmap(va, SIZE)), name(hsa_amd_vmem_unmap(va + 2 * SIZE, SIZE)));
+	printf("release: %s %s\n", name(hsa_amd_vmem_handle_release(handle)), name(hsa_amd_vmem_handle_release(other)));
+	printf("free: %s\n", name(hsa_amd_vmem_address_free(va, 4 * SIZE)));
+
+	puts("= dma-bufs");
+	void *device;
+	int fd = -1;
+	uint64_t offset = 77;
+	MUST(hsa_amd_memory_pool_allocate(vram, SIZE, 0, &device));
+	printf("export: %s", name(hsa_amd_portable_export_dmabuf(device, SIZE, &fd, &offset)));
+	printf(", offset %lu, size %d\n", (unsigned long)offset, lseek(fd, 0, SEEK_END) == SIZE);
+	printf("close: %s\n", name(hsa_amd_portable_close_dmabuf(fd)));
+	MUST(hsa_amd_memory_pool_free(device));
+	puts("= end");
+	MUST(hsa_amd_memory_pool_free(host));
+	MUST(hsa_amd_memory_pool_free(back));
+	MUST(hsa_shut_down());
+	return 0;
+}
