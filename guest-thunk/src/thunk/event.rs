@@ -218,7 +218,7 @@ impl Events {
         let answer = client.wait_call::<WaitEvents>(&request, &asked, asked.len());
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         let (answer, waited) = match answer {
-            Err(ClientError::Lost(_)) if tell_loss(events, snapshot) => return Ok(()),
+            Err(ClientError::Lost(_)) if tell_loss(events, all, snapshot) => return Ok(()),
             answer => answer?,
         };
         if let Some(ages) = ages {
@@ -292,12 +292,16 @@ fn require_signal(event: &HsaEvent) -> Outcome<()> {
 
 /// The connection is lost, and with it the GPUs and what is in their memory. That is what hardware exception events are for:
 /// a runtime that waits for one ends its program, where it would take a wait that fails for one that was interrupted. Whether
-/// there was any such event.
-fn tell_loss(events: &mut [HsaEvent], snapshot: Option<&Snapshot>) -> bool {
+/// that ends the wait: one for all of its events has not come to its end while another one is missing.
+fn tell_loss(events: &mut [HsaEvent], all: bool, snapshot: Option<&Snapshot>) -> bool {
+    let tells = |event: &HsaEvent| event.event_data.event_type == HsaEventType::HW_EXCEPTION;
+    if all && !events.iter().all(tells) {
+        return false;
+    }
     let Some(gpu) = snapshot.and_then(|snapshot| snapshot.gpus.first()) else { return false };
     let lost = HsaHwException { node_id: gpu.node, reset_type: 0, memory_lost: 1, ..Default::default() };
     let mut told = false;
-    for event in events.iter_mut().filter(|event| event.event_data.event_type == HsaEventType::HW_EXCEPTION) {
+    for event in events.iter_mut().filter(|event| tells(event)) {
         event.event_data.set_hw_exception(lost);
         told = true;
     }
@@ -400,14 +404,23 @@ mod tests {
 
     #[test]
     fn a_loss_is_told_to_those_who_wait_for_hardware_exceptions() {
-        let mut both = [event(HsaEventType::SIGNAL), event(HsaEventType::HW_EXCEPTION)];
-        assert!(tell_loss(&mut both, Some(&snapshot())));
+        let before = [event(HsaEventType::SIGNAL), event(HsaEventType::HW_EXCEPTION)];
+        let mut both = before;
+        assert!(!tell_loss(&mut both, true, Some(&snapshot())), "nobody has set the signal");
+        assert_eq!(both, before);
+        assert!(tell_loss(&mut both, false, Some(&snapshot())));
         let [signal, exception] = both;
         assert_eq!(signal, event(HsaEventType::SIGNAL));
         let told = exception.event_data.hw_exception();
         assert_eq!(({ told.node_id }, { told.memory_lost }), (3, 1));
-        assert!(!tell_loss(&mut [signal], Some(&snapshot())));
-        assert!(!tell_loss(&mut [exception], None), "no GPU");
+        for all in [false, true] {
+            let mut only = [event(HsaEventType::HW_EXCEPTION); 2];
+            assert!(tell_loss(&mut only, all, Some(&snapshot())));
+            assert_eq!(only, [exception; 2]);
+            assert!(!tell_loss(&mut [signal], all, Some(&snapshot())));
+            assert!(!tell_loss(&mut [], all, Some(&snapshot())));
+            assert!(!tell_loss(&mut [exception], all, None), "no GPU");
+        }
     }
 
     #[test]
