@@ -114,7 +114,8 @@ fn private(
     mask: u64,
     bus: &mut impl Bus,
 ) -> Result<(), Stop> {
-    let private = Private { base: wave.sgpr64(reg::FLAT_SCRATCH), offsets };
+    // Words are words, whatever the program made of the base.
+    let private = Private { base: wave.sgpr64(reg::FLAT_SCRATCH) & !3, offsets };
     let words = matches!(shape, Shape::Load(_) | Shape::Store(_) | Shape::Atomic(_, false));
     let aligned =
         lanes(mask).all(|lane| private.offsets.get(lane).is_none_or(|offset| offset.is_multiple_of(4)));

@@ -28,8 +28,12 @@ pub struct Scratch {
 
 impl Scratch {
     /// By `COMPUTE_TMPRING_SIZE`: bits 0 to 11 count waves, bits 12 to 24 KiB for each.
+    ///
+    /// A wave finds its memory by an offset of 32 bits; what is beyond that is for none.
     pub fn from_tmpring(tmpring: u32) -> Self {
-        Self { waves: tmpring & 0xfff, wave_bytes: (tmpring >> 12 & 0x1fff) << 10 }
+        let wave_bytes = (tmpring >> 12 & 0x1fff) << 10;
+        let most = u32::MAX.checked_div(wave_bytes).unwrap_or(u32::MAX);
+        Self { waves: (tmpring & 0xfff).min(most), wave_bytes }
     }
 
     /// There is room for the waves of a workgroup with `private` bytes for each work-item.
@@ -225,6 +229,9 @@ mod tests {
         assert!(!scratch.is_enough(49, 64));
         assert!(!scratch.is_enough(16, 257));
         assert!(!scratch.is_enough(u32::MAX, 1));
+        // 8 MiB less 1 KiB for each of 4095 waves are more than 32 bits can say.
+        let most = Scratch::from_tmpring(0x1fff << 12 | 0xfff);
+        assert_eq!(most, Scratch { waves: 512, wave_bytes: 0x1fff << 10 });
     }
 
     #[test]

@@ -69,8 +69,10 @@ pub struct Translations {
     entries: Vec<Entry>,
     /// The generation of the page table that the entries are of; no two page tables share one.
     of: Option<u64>,
-    /// Entries of user pointers: they are good for one slice.
+    /// Places that had an entry of a user pointer in this slice: those are good for one slice.
     user: Vec<usize>,
+    /// Which of them are listed.
+    listed: Vec<bool>,
     /// What is read where nothing is behind a mapping; never written.
     zeros: Box<Blank>,
     /// What is written there.
@@ -86,14 +88,25 @@ impl core::fmt::Debug for Translations {
 impl Default for Translations {
     fn default() -> Self {
         let entries = vec![Entry::NONE; ENTRIES];
-        Self { entries, of: None, user: Vec::new(), zeros: Blank::new(), sink: Blank::new() }
+        let listed = vec![false; ENTRIES];
+        Self { entries, of: None, user: Vec::new(), listed, zeros: Blank::new(), sink: Blank::new() }
     }
 }
 
 impl Translations {
     fn forget(&mut self) {
         self.entries.fill(Entry::NONE);
+        self.listed.fill(false);
         self.user.clear();
+    }
+
+    /// The entry at a place is of a user pointer.
+    fn list(&mut self, index: usize) {
+        if let Some(listed) = self.listed.get_mut(index)
+            && !core::mem::replace(listed, true)
+        {
+            self.user.push(index);
+        }
     }
 
     /// Begins a slice: nothing changes the page table until what is returned is dropped. Whoever holds it does nothing
@@ -106,8 +119,8 @@ impl Translations {
             self.of = of;
         }
         for index in self.user.drain(..) {
-            if let Some(entry) = self.entries.get_mut(index) {
-                *entry = Entry::NONE;
+            if let (Some(entry), Some(listed)) = (self.entries.get_mut(index), self.listed.get_mut(index)) {
+                (*entry, *listed) = (Entry::NONE, false);
             }
         }
         Pages { gpu_id, space, found: self }
@@ -195,7 +208,7 @@ impl Pages<'_> {
             Backing::User(address) => {
                 let address = address.checked_add(inside).ok_or(fault(FaultReason::NoBacking))?;
                 let host = populate(address, access).map_err(gone)?;
-                self.found.user.push(index);
+                self.found.list(index);
                 let write = only(writable && access == Access::Write);
                 Entry { read: only(readable), write, host }
             }

@@ -118,6 +118,7 @@ impl Unit<'_> {
         }
         if self.code.pages.len() >= MAX_CODE_PAGES {
             self.code.pages.clear();
+            self.code.forget();
         }
         let new = Arc::new(CodePage::new(self.target, start, words));
         self.code.pages.insert(page, new.clone());
