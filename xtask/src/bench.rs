@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements, printed as ratios so that they mean something on any machine.
 
+mod compute;
 mod dispatch;
 mod memory;
 mod start;
@@ -29,13 +30,19 @@ enum What {
     Memory(memory::Options),
     /// Times of packets, copies and events in loop-back, as ratios to native on the model.
     Dispatch(dispatch::Options),
+    /// Times of HIP programs in loop-back, as ratios to native on the model, and the speed of five kernels.
+    Compute(compute::Options),
 }
 
 /// Runs a measurement and prints it.
 pub fn run(options: &Options) -> Result<()> {
     let workspace = Workspace::find()?;
     let cache = Cache::open()?;
-    Fetcher::new(&cache, false).ensure(SET)?;
+    let mut fetcher = Fetcher::new(&cache, false);
+    fetcher.ensure(SET)?;
+    if matches!(options.what, What::Compute(_)) {
+        fetcher.ensure(compute::set())?;
+    }
     workspace.build()?;
     thunk::link(&workspace)?;
     let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
@@ -43,6 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
         What::Start(options) => start::run(&artifacts, options),
         What::Memory(options) => memory::run(&artifacts, workspace.root(), options),
         What::Dispatch(options) => dispatch::run(&artifacts, workspace.root(), options),
+        What::Compute(options) => compute::run(&artifacts, workspace.root(), options),
     }
 }
 

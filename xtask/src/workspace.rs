@@ -1,5 +1,6 @@
 //! Where the workspace and its build results lie, and how cargo is called.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -105,4 +106,16 @@ pub fn run(command: &mut Command) -> Result<()> {
         bail!("{name} failed ({status})");
     }
     Ok(())
+}
+
+/// Files of a directory whose names end in `extension`, sorted.
+pub fn with_extension(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect();
+    found.sort();
+    Ok(found)
 }
