@@ -32,12 +32,12 @@ pub(crate) fn read64(wave: &Wave, src: Src) -> u64 {
 }
 
 fn read64_special(wave: &Wave, src: Src, kind: Kind) -> u64 {
-    let high = |value: u32| if kind == Kind::I64 { u64::from(value) << 32 } else { u64::from(value) };
     match src {
-        Src::SharedBase => high(SHARED_BASE_HIGH),
-        Src::PrivateBase => high(PRIVATE_BASE_HIGH),
-        Src::SharedLimit => high(SHARED_BASE_HIGH) | 0xffff_ffff,
-        Src::PrivateLimit => high(PRIVATE_BASE_HIGH) | 0xffff_ffff,
+        // The registers have 64 bits; a 32-bit instruction reads the low half (LLVM's SRC_SHARED_BASE_LO).
+        Src::SharedBase => u64::from(SHARED_BASE_HIGH) << 32,
+        Src::PrivateBase => u64::from(PRIVATE_BASE_HIGH) << 32,
+        Src::SharedLimit => u64::from(SHARED_BASE_HIGH) << 32 | 0xffff_ffff,
+        Src::PrivateLimit => u64::from(PRIVATE_BASE_HIGH) << 32 | 0xffff_ffff,
         Src::Vccz => u64::from(wave.vcc() == 0),
         Src::Execz => u64::from(wave.exec() == 0),
         Src::Scc => u64::from(wave.scc),

@@ -4,20 +4,26 @@
 use super::rows::lanes;
 use crate::wave::{LANES, Row};
 
-/// `ds_swizzle_b32`: groups of 4 lanes with a permutation in the offset, or groups of 32 with masks; a lane that is off
-/// gives 0.
+/// `ds_swizzle_b32`: groups of 32 lanes with masks, groups of 4 with a permutation in the offset, or, of GFX9, rotation and the
+/// order of an FFT (LLVM: `QUAD_PERM_ENC`, `ROTATE_MODE_ENC`, `FFT_MODE_ENC`); a lane that is off gives 0.
 pub fn swizzle(data: &Row, offset: u32, exec: u64) -> Row {
     let mut row = Row::ZERO;
-    for lane in 0..LANES {
-        let from = if offset >> 15 & 1 == 1 {
-            lane & !3 | (offset >> (2 * (lane & 3)) & 3) as usize
-        } else {
-            let (and, or, xor) = (offset & 0x1f, offset >> 5 & 0x1f, offset >> 10 & 0x1f);
-            let inside = (lane as u32 & 0x1f & and | or) ^ xor;
-            lane & !0x1f | inside as usize
+    for lane in 0..LANES as u32 {
+        let inside = lane & 0x1f;
+        let mask = offset & 0x1f;
+        let from = match offset & 0xe000 {
+            0xe000 => (inside.reverse_bits() >> 27) >> mask.count_ones() | inside & mask,
+            0xc000 => {
+                let by = offset >> 5 & 0x1f;
+                let by = if offset >> 10 & 1 == 1 { by.wrapping_neg() } else { by };
+                inside & mask | inside.wrapping_add(by) & 0x1f & !mask
+            }
+            0x8000 | 0xa000 => inside & !3 | offset >> (2 * (lane & 3)) & 3,
+            _ => (inside & mask | offset >> 5 & 0x1f) ^ (offset >> 10 & 0x1f),
         };
+        let from = (lane & 0x20 | from) as usize;
         if exec >> from & 1 == 1 {
-            row.set_lane(lane, data.lane(from));
+            row.set_lane(lane as usize, data.lane(from));
         }
     }
     row
@@ -77,6 +83,20 @@ mod tests {
         let row = swizzle(&numbers(), 0x8000 | 0b10_01_00_11, u64::MAX);
         assert_eq!([4, 5, 6, 7].map(|lane| row.lane(lane)), [107, 104, 105, 106]);
         assert_eq!(swizzle(&numbers(), 0x8000, !1).lane(1), 0);
+    }
+
+    /// By the "Vega" ISA document's rules for offsets from 0xc000 and from 0xe000 on, worked out by hand.
+    #[test]
+    fn a_swizzle_rotates_and_reverses() {
+        let lanes =
+            |offset, wanted: [usize; 4]| wanted.map(|lane| swizzle(&numbers(), offset, u64::MAX).lane(lane));
+        // To the left by 1; to the right by 1; by 1 with the lowest bit of the lane kept.
+        assert_eq!(lanes(0xc020, [0, 30, 31, 63]), [101, 131, 100, 132]);
+        assert_eq!(lanes(0xc420, [0, 1, 31, 32]), [131, 100, 130, 163]);
+        assert_eq!(lanes(0xc021, [0, 1, 2, 3]), [100, 103, 102, 105]);
+        // Bits reversed; nothing moved.
+        assert_eq!(lanes(0xe000, [1, 2, 3, 33]), [116, 108, 124, 148]);
+        assert_eq!(lanes(0xe01f, [1, 2, 31, 33]), [101, 102, 131, 133]);
     }
 
     #[test]
