@@ -10,6 +10,8 @@ const GENERATIONS: u32 = 1 << 31;
 #[derive(Debug)]
 pub struct Table<T> {
     slots: Vec<Slot<T>>,
+    /// The first index that no slot has.
+    end: u32,
     free: Vec<u32>,
     live: usize,
 }
@@ -23,7 +25,7 @@ struct Slot<T> {
 impl<T> Table<T> {
     /// An empty table.
     pub fn new() -> Self {
-        Table { slots: Vec::new(), free: Vec::new(), live: 0 }
+        Table { slots: Vec::new(), end: u32::MAX, free: Vec::new(), live: 0 }
     }
 
     /// Values in it.
@@ -31,20 +33,28 @@ impl<T> Table<T> {
         self.live
     }
 
-    /// Puts a value in; `None`, and the value is dropped, only when all 2^32 slots are used up.
-    pub fn insert(&mut self, value: T) -> Option<Handle> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => {
-                let index = u32::try_from(self.slots.len()).ok()?;
-                self.slots.push(Slot { generation: 1, value: None });
-                index
-            }
+    /// Puts a value in.
+    ///
+    /// # Errors
+    /// The value, when all slots are used up.
+    pub fn insert(&mut self, value: T) -> Result<Handle, T> {
+        if self.free.is_empty() {
+            let Some(index) = u32::try_from(self.slots.len()).ok().filter(|index| *index < self.end) else {
+                return Err(value);
+            };
+            self.slots.push(Slot { generation: 1, value: None });
+            self.free.push(index);
+        }
+        let index = self.free.last().copied();
+        let Some((index, slot)) = index.and_then(|index| Some((index, self.slots.get_mut(index as usize)?)))
+        else {
+            return Err(value);
         };
-        let slot = self.slots.get_mut(index as usize)?;
         slot.value = Some(value);
+        let handle = Handle::new(index, slot.generation);
+        self.free.pop();
         self.live = self.live.saturating_add(1);
-        Some(Handle::new(index, slot.generation))
+        Ok(handle)
     }
 
     /// The value of a handle.
@@ -109,6 +119,22 @@ mod tests {
         assert_eq!(table.remove(last), Some(1));
         assert_eq!(table.insert(2).unwrap().index(), 1);
         assert_eq!(table.get(Handle::in_frame(0)), None);
+    }
+
+    #[test]
+    fn a_value_comes_back_when_all_slots_are_used_up() {
+        let mut table = Table::new();
+        table.end = 2;
+        let first = table.insert("first").unwrap();
+        table.slots[0].generation = GENERATIONS - 1;
+        let retired = Handle::new(first.index(), GENERATIONS - 1);
+        let second = table.insert("second").unwrap();
+        assert_eq!(table.insert("third"), Err("third"));
+        assert_eq!(table.remove(retired), Some("first"));
+        assert_eq!((table.insert("third"), table.len()), (Err("third"), 1), "its slot is retired");
+        assert_eq!(table.remove(second), Some("second"));
+        let third = table.insert("third").unwrap();
+        assert_eq!((third.index(), table.get(third)), (second.index(), Some(&"third")));
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Memory {
         match kind {
             Kind::Vram => {
                 let cost = Cost { vram: bytes, ..Default::default() };
-                self.charged(cost, |_| {
+                self.charged(context, cost, |_| {
                     let made = context.kfd.alloc(&buffer)?;
                     let public = flags.contains(AllocFlags::PUBLIC);
                     let backing = Backing::Vram { public, mmap_offset: made.mmap_offset };
@@ -135,7 +135,7 @@ impl Memory {
             }
             Kind::Gtt => {
                 let cost = Cost { system: bytes, gtt: bytes, ..Default::default() };
-                self.charged(cost, |_| {
+                self.charged(context, cost, |_| {
                     let made = context.kfd.alloc(&buffer)?;
                     let backing = Backing::Gtt { mmap_offset: made.mmap_offset };
                     Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(va, size))
@@ -148,14 +148,15 @@ impl Memory {
                 }
                 let runs = self.guest.slice(request.resource, request.resource_offset, bytes)?;
                 let cost = Cost { system: bytes, runs: runs.len() as u64, ..Default::default() };
-                self.charged(cost, |memory| memory.alloc_guest(context, request, &buffer, bytes, &runs))
+                self.charged(context, cost, |memory| {
+                    memory.alloc_guest(context, request, &buffer, bytes, &runs)
+                })
             }
             // For GPUs alone: a CPU rings in the shadow.
             Kind::Doorbells => {
                 let made = context.kfd.alloc(&buffer)?;
-                self.keep(
-                    Buffer::new(Some(made.handle), request.gpu_id, bytes, Backing::Doorbells).at(va, size),
-                )
+                let buffer = Buffer::new(Some(made.handle), request.gpu_id, bytes, Backing::Doorbells);
+                self.keep(context, buffer.at(va, size))
             }
             Kind::Registers => {
                 let reason = "AllocMemory: a page that only the KFD process itself can map";
@@ -218,11 +219,12 @@ impl Memory {
     /// Makes a buffer if the limits allow it.
     fn charged(
         &mut self,
+        context: &Context,
         cost: Cost,
         make: impl FnOnce(&Self) -> Result<Buffer, Failure>,
     ) -> Result<Handle, Failure> {
         self.charge(cost)?;
-        let made = make(self).and_then(|buffer| self.keep(buffer));
+        let made = make(self).and_then(|buffer| self.keep(context, buffer));
         if made.is_err() {
             self.refund(cost);
         }
@@ -248,9 +250,17 @@ impl Memory {
         self.vram.give(cost.vram);
     }
 
-    /// Gives out a handle.
-    pub(crate) fn keep(&mut self, buffer: Buffer) -> Result<Handle, Failure> {
-        self.buffers.insert(buffer).ok_or_else(|| Failure::limit("all handles are used up"))
+    /// Gives out a handle. A buffer that gets none is freed.
+    pub(crate) fn keep(&mut self, context: &Context, buffer: Buffer) -> Result<Handle, Failure> {
+        self.buffers.insert(buffer).map_err(|buffer| {
+            // KFD lets go of its addresses before a mapping goes with the buffer.
+            if let Some(kfd) = buffer.kfd
+                && let Err(error) = context.kfd.free(kfd)
+            {
+                tracing::warn!("a buffer without a handle stays until the context ends: {error}");
+            }
+            Failure::limit("all handles are used up")
+        })
     }
 
     /// Frees a buffer, its ranges and its tokens first. What the kernel refuses (EBUSY while a GPU maps it) leaves it as

@@ -301,7 +301,7 @@ impl Memory {
         let resource = request.resource.0;
         if va == 0 {
             let backing = Backing::Piece { resource, dmabuf: dmabuf.hold(), offset };
-            let handle = self.keep(Buffer::new(None, request.gpu_id, size, backing))?;
+            let handle = self.keep(context, Buffer::new(None, request.gpu_id, size, backing))?;
             return Ok((handle, size));
         }
         if !va.is_multiple_of(PAGE) || va.checked_add(size).is_none() {
@@ -315,7 +315,7 @@ impl Memory {
         let kfd = context.kfd.import_dmabuf(request.gpu_id.0, dmabuf.as_fd(), va)?;
         let backing = Backing::Imported { resource };
         let buffer = Buffer::new(Some(kfd), request.gpu_id, size, backing).at(va, size);
-        Ok((self.keep(buffer)?, size))
+        Ok((self.keep(context, buffer)?, size))
     }
 
     /// What is behind a blob.
