@@ -68,9 +68,15 @@ fn programs_give_the_native_results() {
             Program::hip(&artifacts, &source(&format!("hip/{name}.hip")), GPU, *optimisation).unwrap()
         })
         .collect();
-    for name in ["kernels", "profiling"] {
+    for (name, arguments) in [
+        ("kernels", ["-O3", ""]),
+        ("maths", ["-O3", ""]),
+        ("memory", ["-O3", ""]),
+        ("profiling", ["-O3", "loose"]),
+    ] {
         let file = trixie.opencl(&source(&format!("opencl/{name}.c"))).unwrap();
-        programs.push(Program { name: format!("opencl-{name}"), file, arguments: vec!["-O3".to_owned()] });
+        let arguments = arguments.map(str::to_owned).to_vec();
+        programs.push(Program { name: format!("opencl-{name}"), file, arguments });
     }
     let wild = Program {
         name: "wild".to_owned(),

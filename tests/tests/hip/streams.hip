@@ -59,6 +59,8 @@ static void events()
     const unsigned n = 256;
     Device<unsigned> memory(n);
     memory.clear();
+    // hipMemset need not wait, and these streams do not wait for the one that it uses.
+    HIP(hipDeviceSynchronize());
     hipStream_t first, second;
     HIP(hipStreamCreateWithFlags(&first, hipStreamNonBlocking));
     HIP(hipStreamCreateWithFlags(&second, hipStreamNonBlocking));

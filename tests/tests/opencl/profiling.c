@@ -1,5 +1,8 @@
 // Case C56: the times of commands. Each is queued, submitted, started and ended in this order, none at time 0, a kernel that
 // does something takes time, and commands of an in-order queue do not overlap.
+//
+// With `loose` as second argument overlaps do not count: the runtime converts the GPU's time to the system's with pairs of both
+// that it asks the thunk for, which in a guest are as exact as a round trip to the host is short (docs/limits.md).
 #include "suite.h"
 
 static const char source[] = "kernel void work(global uint *a) { uint i = get_global_id(0), v = a[i];\n"
@@ -59,7 +62,8 @@ int main(int count, char **arguments)
     say("queued, submitted, started, ended", ordered);
     say("no time is zero", none_zero);
     say("kernels take time", kernels_take_time);
-    say("commands do not overlap", apart);
+    if (!(count > 2 && !strcmp(arguments[2], "loose")))
+        say("commands do not overlap", apart);
     for (int k = 0; k < KERNELS; k++)
         for (int i = 0; i < N; i++)
             for (int step = 0; step < 50; step++)
