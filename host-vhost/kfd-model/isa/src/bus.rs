@@ -83,4 +83,9 @@ pub trait Bus: Space {
 
     /// The cache of instructions is invalid (`s_icache_inv`).
     fn invalidate_code(&mut self);
+
+    /// Accesses took so long that waves shall stop running for now, as if their instructions were used up.
+    fn is_exhausted(&self) -> bool {
+        false
+    }
 }

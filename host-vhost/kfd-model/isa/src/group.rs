@@ -122,7 +122,7 @@ impl Group {
                         awake = true;
                     }
                 }
-                if left == 0 {
+                if left == 0 || machine.is_exhausted() {
                     break;
                 }
             }
@@ -145,7 +145,7 @@ impl Group {
             if ran && !awake {
                 return Ok(Progress::Sleeps);
             }
-            if left == 0 {
+            if left == 0 || machine.is_exhausted() {
                 return Ok(Progress::More);
             }
         }
@@ -169,7 +169,7 @@ fn run_wave(
         let page = machine.page(pc).map_err(|fault| halt(fault.into()))?;
         let (ran, flow) = run_on_page(wave, budget - count, lds, machine, &page)?;
         count += ran;
-        if flow != Flow::Next {
+        if flow != Flow::Next || machine.is_exhausted() {
             return Ok((count, flow));
         }
     }
@@ -225,6 +225,7 @@ fn run_on_page(
             | Encoding::Global
             | Encoding::Scratch
             | Encoding::Mubuf => match mem::execute(wave, inst, lds, machine) {
+                Ok(()) if machine.is_exhausted() => return Ok((count, Flow::Next)),
                 Ok(()) => {}
                 Err(Stop::Wait) => {
                     wave.pc = pc;

@@ -28,6 +28,8 @@ pub struct Machine {
     pub messages: Vec<(u16, u32)>,
     /// Global wave sync.
     pub gws: Gws,
+    /// Loads of words that are left before it is exhausted.
+    pub accesses: u32,
     code: Arc<CodePage>,
 }
 
@@ -39,6 +41,7 @@ impl Machine {
         Self {
             data,
             messages: Vec::new(),
+            accesses: u32::MAX,
             gws: Gws::default(),
             code: Arc::new(CodePage::new(Target::Gfx906, CODE, words)),
         }
@@ -80,6 +83,7 @@ impl Space for Machine {
 
     fn load_words(&mut self, va: u64, to: &mut [u32]) -> Result<(), BusFault> {
         assert!(va.is_multiple_of(4));
+        self.accesses = self.accesses.saturating_sub(1);
         for (index, word) in to.iter_mut().enumerate() {
             let bytes = self.place(va + 4 * index as u64, 4, false)?;
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -127,6 +131,10 @@ impl Bus for Machine {
     }
 
     fn invalidate_code(&mut self) {}
+
+    fn is_exhausted(&self) -> bool {
+        self.accesses == 0
+    }
 }
 
 impl Fetch for Machine {

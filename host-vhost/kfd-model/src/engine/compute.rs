@@ -132,7 +132,8 @@ impl Dispatcher for Compute {
                 Outcome::Failed(failure) => break Err(failure),
                 Outcome::Unfinished => {}
             }
-            if stopping() {
+            // A turn may have seen a pause that is over by now.
+            if stopping() || job.is_stopped() {
                 job.set_stop(true);
                 job.wait_idle();
                 own.broken_off = Some((Identity::of(dispatch), job.clone()));

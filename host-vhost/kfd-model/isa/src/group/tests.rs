@@ -106,3 +106,17 @@ fn messages_arrive_with_m0_and_debug_traps_do_nothing() {
     machine.run(&mut group).unwrap();
     assert_eq!(machine.messages, [(1, 32)]);
 }
+
+#[test]
+fn a_machine_that_is_exhausted_ends_the_slice_at_once() {
+    let mut machine = Machine::new(&[
+        0xc002_0080,
+        0x0000_0000, // s_load_dword s2, s[0:1], 0x0
+        0xbf82_fffd, // s_branch -3
+    ]);
+    let mut group = Group::default();
+    group.begin(&start(128), |_| 0);
+    machine.accesses = 7;
+    assert_eq!(group.run(1_000_000, &mut machine), Ok(Progress::More));
+    assert_eq!(group.instructions(), 13, "seven loads and what lies between them");
+}

@@ -165,6 +165,11 @@ impl Job {
         self.stop.store(stop, Ordering::Relaxed);
     }
 
+    /// It is to be broken off, or was.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     /// How it stands. Nothing of a job that is done or failed runs any more.
     pub fn outcome(&self) -> Outcome {
         let mut state = lock(&self.state);

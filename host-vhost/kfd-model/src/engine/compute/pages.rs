@@ -27,6 +27,9 @@ use crate::space::{AddressSpace, Backing, Fault, FaultReason};
 /// Pages that are remembered.
 const ENTRIES: usize = 1024;
 
+/// Pages that a slice looks up in the page table, or makes present, before it ends: some hundred microseconds.
+const MAX_MISSES: u32 = 1000;
+
 /// No page has this number.
 const NO_PAGE: u64 = u64::MAX;
 
@@ -123,7 +126,7 @@ impl Translations {
                 (*entry, *listed) = (Entry::NONE, false);
             }
         }
-        Pages { gpu_id, space, found: self }
+        Pages { gpu_id, space, found: self, misses: 0 }
     }
 }
 
@@ -132,6 +135,8 @@ pub struct Pages<'a> {
     gpu_id: u32,
     space: RwLockReadGuard<'a, AddressSpace>,
     found: &'a mut Translations,
+    /// Pages that were not among those that are remembered.
+    misses: u32,
 }
 
 impl core::fmt::Debug for Pages<'_> {
@@ -179,8 +184,14 @@ impl Pages<'_> {
         self.miss(va, access)
     }
 
+    /// So many pages were looked up that the slice shall end.
+    pub fn is_exhausted(&self) -> bool {
+        self.misses >= MAX_MISSES
+    }
+
     #[cold]
     fn miss(&mut self, va: u64, access: Access) -> Result<NonNull<u8>, Fault> {
+        self.misses = self.misses.saturating_add(1);
         let name = if access == Access::Read { "read" } else { "write" };
         let fault = |reason| Fault { gpu_id: self.gpu_id, va, access: name, reason };
         let (start, mapping) = self.space.find(va).ok_or(fault(FaultReason::NotPresent))?;

@@ -285,4 +285,8 @@ impl Bus for Unit<'_> {
     fn invalidate_code(&mut self) {
         self.code.forget();
     }
+
+    fn is_exhausted(&self) -> bool {
+        self.pages.is_exhausted()
+    }
 }
