@@ -29,6 +29,8 @@ fn both(artifacts: &Artifacts, programs: &GpuPrograms, program: &Path, arguments
     let run = |under: &Under<'_>| {
         let mut command = under.command(&runtime, program)?;
         command.args(arguments).env("OCL_ICD_VENDORS", programs.opencl_vendors());
+        // The runtime maps buffers of the GPU by memory of its own that it lends to the GPU (docs/limits.md).
+        command.env("VIRTIO_KFD_REGISTER", "adopt");
         text(command, LIMIT)
     };
     let native = run(&Under::model(artifacts, GPU).unwrap())
@@ -63,11 +65,12 @@ macro_rules! parts {
 
 /// Kernels are compiled when the program runs. Without optimisation Debian 13's runtime dies at the first launch, before it
 /// asks the thunk, so the least is -O1.
-fn own(name: &str) {
+fn own(name: &str, more: &[&str]) {
     parts!(artifacts, programs);
     let program = programs.opencl(&source(name)).unwrap();
     for options in ["-O1", "-O3"] {
-        let both = both(&artifacts, &programs, &program, &[options]);
+        let arguments = [&[options], more].concat();
+        let both = both(&artifacts, &programs, &program, &arguments);
         let last = format!("{name}: all right");
         for text in [&both.native, &both.loopback] {
             assert_eq!(text.lines().last(), Some(&*last), "{options}:\n{text}");
@@ -79,23 +82,24 @@ fn own(name: &str) {
 
 #[test]
 fn kernels() {
-    own("kernels");
+    own("kernels", &[]);
 }
 
 #[test]
 fn maths() {
-    own("maths");
+    own("maths", &[]);
 }
 
 #[test]
 fn memory() {
-    own("memory");
+    own("memory", &[]);
 }
 
-/// Case C56.
+/// Case C56. In loop-back, as in a guest, the times of two commands are only as exact as a round trip is short
+/// (docs/limits.md).
 #[test]
 fn profiling() {
-    own("profiling");
+    own("profiling", &["loose"]);
 }
 
 #[test]
