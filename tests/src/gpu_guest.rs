@@ -28,6 +28,8 @@ pub struct Program {
     pub file: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// Whether its runtime lends memory of the process to GPUs, which has to be permitted (docs/limits.md).
+    pub adopts: bool,
 }
 
 impl Program {
@@ -39,7 +41,18 @@ impl Program {
         let programs = GpuPrograms::find(artifacts, optimisation.release())?;
         let stem = source.file_stem().context("a source without a name")?.to_string_lossy();
         let file = programs.hip(source, gpu, optimisation)?;
-        Ok(Self { name: format!("{stem}{}", optimisation.option()), file, arguments: Vec::new() })
+        Ok(Self {
+            name: format!("{stem}{}", optimisation.option()),
+            file,
+            arguments: Vec::new(),
+            adopts: false,
+        })
+    }
+
+    /// How a shell calls it in the guest, without its arguments.
+    pub fn call(&self) -> String {
+        let permission = if self.adopts { "VIRTIO_KFD_REGISTER=adopt " } else { "" };
+        format!("{permission}{}", self.place())
     }
 
     /// Where it is in the guest.
@@ -70,7 +83,7 @@ pub fn open_to_all(guest: &Guest) -> Result<()> {
     guest.run(&Command::shell(&script))?.checked().map(drop)
 }
 
-/// Runs a program in the guest as an ordinary user.
+/// Runs a program in the guest as an ordinary user: a path, a name, or what [`Program::call`] says.
 ///
 /// # Errors
 /// The guest does not answer.

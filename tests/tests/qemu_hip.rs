@@ -76,12 +76,14 @@ fn programs_give_the_native_results() {
     ] {
         let file = trixie.opencl(&source(&format!("opencl/{name}.c"))).unwrap();
         let arguments = arguments.map(str::to_owned).to_vec();
-        programs.push(Program { name: format!("opencl-{name}"), file, arguments });
+        let adopts = name == "memory";
+        programs.push(Program { name: format!("opencl-{name}"), file, arguments, adopts });
     }
     let wild = Program {
         name: "wild".to_owned(),
         file: trixie.hip(&source("wild/wild.hip"), GPU, Optimisation::Full).unwrap(),
         arguments: Vec::new(),
+        adopts: false,
     };
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
     let in_image: Vec<Program> = programs.iter().chain([&wild]).cloned().collect();
@@ -100,7 +102,7 @@ fn programs_give_the_native_results() {
     };
     for program in &programs {
         let name = &program.name;
-        let output = gpu_guest::run(&guest, &program.place(), &program.arguments, LIMIT).unwrap();
+        let output = gpu_guest::run(&guest, &program.call(), &program.arguments, LIMIT).unwrap();
         let found = output.text();
         let last = found.lines().last().unwrap_or_default();
         assert!(

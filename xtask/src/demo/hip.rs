@@ -41,7 +41,7 @@ pub fn run(workspace: &Workspace, artifacts: &Artifacts, verbose: bool) -> Resul
     gpu_guest::open_to_all(&guest)?;
     let mut failed = Vec::new();
     for program in &programs {
-        if !show(&guest, &program.name, &program.place(), &program.arguments)? {
+        if !show(&guest, &program.name, &program.call(), &program.arguments)? {
             failed.push(program.name.clone());
         }
     }
@@ -73,7 +73,8 @@ fn compile(workspace: &Workspace, artifacts: &Artifacts) -> Result<Vec<Program>>
         let file = opencl.opencl(&source)?;
         // In a guest the conversion of times is not exact enough for more (docs/limits.md).
         let arguments = ["-O3", "loose"].map(str::to_owned).to_vec();
-        programs.push(Program { name: format!("opencl-{stem}"), file, arguments });
+        let adopts = stem == "memory";
+        programs.push(Program { name: format!("opencl-{stem}"), file, arguments, adopts });
     }
     eprintln!("demo: {} programs compiled by Debian's clang 17 and 15", programs.len());
     Ok(programs)
