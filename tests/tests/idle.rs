@@ -75,7 +75,7 @@ impl Stack {
         let processes = self.daemon.processes();
         let before = cpu_time::of(&processes).unwrap();
         std::thread::sleep(IDLE);
-        let host = cpu_time::of(&processes).unwrap() - before;
+        let host = cpu_time::since(&processes, before).unwrap();
         process.say("").unwrap();
         let used = process.next_line(LIMIT).unwrap().unwrap();
         let guest = used.split(' ').nth(1).unwrap().parse().unwrap();

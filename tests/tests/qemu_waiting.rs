@@ -106,7 +106,8 @@ impl Stack {
         let (host, qemu) = (self.daemon.processes(), self.qemu());
         let before = (cpu_time::of(&host).unwrap(), cpu_time::of(&qemu).unwrap());
         std::thread::sleep(IDLE);
-        let (host, qemu) = (cpu_time::of(&host).unwrap() - before.0, cpu_time::of(&qemu).unwrap() - before.1);
+        let host = cpu_time::since(&host, before.0).unwrap();
+        let qemu = cpu_time::since(&qemu, before.1).unwrap();
         process.send(b"\n").unwrap();
         let used = process.next_line(LIMIT).unwrap().unwrap();
         let [_, time, runs] = used.split(' ').collect::<Vec<_>>()[..] else { panic!("{used}") };
@@ -201,7 +202,7 @@ fn waiting_in_a_guest() {
     std::thread::sleep(Duration::from_secs(1));
     let before = cpu_time::of(&stack.qemu()).unwrap();
     std::thread::sleep(IDLE);
-    stack.alone = cpu_time::of(&stack.qemu()).unwrap() - before;
+    stack.alone = cpu_time::since(&stack.qemu(), before).unwrap();
     let parts: &[Part] = &[
         ("a blocked wait costs nothing", a_blocked_wait_costs_nothing),
         ("idle queues cost nothing", idle_queues_cost_nothing),
