@@ -30,6 +30,14 @@ const HUNG: Duration = Duration::from_secs(60);
 /// What processes may take to be gone.
 const SOON: Duration = Duration::from_secs(10);
 
+/// What the program prints when all its threads are at work.
+const BUSY: &str = "busy\n";
+
+/// Whether the program is at work before the moment of this round is chosen.
+fn at_work_in(round: u32) -> bool {
+    round % 2 == 1
+}
+
 struct Stack {
     artifacts: Artifacts,
     program: CProgram,
@@ -89,9 +97,17 @@ impl Stack {
         self.directory.path().join(name)
     }
 
-    fn start_busy(&self) -> Keeper {
+    /// Starts the program, and lets a random time pass: in every second round from when all its threads are at work on, so
+    /// that these are met however slow the machine is.
+    fn start_busy(&mut self, round: u32) -> (Keeper, Duration) {
         let (stdout, stderr) = (self.place("stdout"), self.place("stderr"));
-        Keeper::start_split(self.command("busy"), &stdout, &stderr, HUNG).unwrap()
+        let busy = Keeper::start_split(self.command("busy"), &stdout, &stderr, HUNG).unwrap();
+        while at_work_in(round) && !self.said().0.starts_with(BUSY) {
+            assert!(busy.is_running(), "round {round}: {}{}", self.said().0, self.said().1);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let moment = self.moments.pass(LATEST);
+        (busy, moment)
     }
 
     fn said(&self) -> (String, String) {
@@ -109,7 +125,7 @@ impl Stack {
     fn is_clean(&self, end: &End) {
         let all = format!("{}\n{}\n{}\n{}", end.status, end.stdout, end.stderr, self.daemon.report());
         let lost = end.stderr.matches("the connection to the host is lost").count();
-        let Some((_, told)) = end.stdout.split_once("busy\n") else {
+        let Some((_, told)) = end.stdout.split_once(BUSY) else {
             // It had not got that far: the call that it was in has failed.
             assert_eq!(end.status.code(), Some(1), "{all}");
             let last = end.stdout.lines().last().unwrap_or_default();
@@ -172,8 +188,7 @@ fn a_guest_process_is_killed() {
     let before = stack.daemon.settled(SOON).unwrap();
     let rounds = rounds(ROUNDS);
     for round in 0..rounds {
-        let busy = stack.start_busy();
-        let moment = stack.moments.pass(LATEST);
+        let (busy, moment) = stack.start_busy(round);
         assert!(busy.is_running(), "round {round}, {moment:?}: {}{}", stack.said().0, stack.said().1);
         // Killed and reaped.
         drop(busy);
@@ -192,8 +207,7 @@ fn a_worker_is_killed() {
     let before = stack.daemon.settled(SOON).unwrap();
     let (rounds, mut at_work) = (rounds(ROUNDS), 0);
     for round in 0..rounds {
-        let busy = stack.start_busy();
-        let moment = stack.moments.pass(LATEST);
+        let (busy, moment) = stack.start_busy(round);
         let worker = loop {
             if let Some(worker) = stack.daemon.workers().first() {
                 break *worker;
@@ -206,11 +220,14 @@ fn a_worker_is_killed() {
         assert!(works.starts_with("works\n"), "round {round}, {moment:?}: {works}");
         let end = stack.end(busy);
         stack.is_clean(&end);
-        at_work += u32::from(end.stdout.starts_with("busy\n"));
+        let was_at_work = end.stdout.starts_with(BUSY);
+        assert!(was_at_work || !at_work_in(round), "round {round}, {moment:?}");
+        at_work += u32::from(was_at_work);
         stack.daemon.wait_for_workers(0, SOON).unwrap();
         assert_eq!(stack.check(), stack.fresh, "round {round}, {moment:?}");
     }
     println!("{rounds} rounds, {at_work} of them at work");
+    assert!(at_work > 0 || rounds < 2);
     stack.nothing_is_left(before);
 }
 
@@ -218,19 +235,39 @@ fn a_worker_is_killed() {
 fn a_process_of_the_daemon_is_killed() {
     let mut stack = need!(Stack::new());
     let before = stack.daemon.settled(SOON).unwrap();
-    let (rounds, mut at_work, mut device) = (rounds(ROUNDS), 0, 0);
+    let (rounds, mut at_work, mut devices, mut at_work_on_device) = (rounds(ROUNDS), 0, 0, 0);
     for round in 0..rounds {
-        let busy = stack.start_busy();
-        let moment = stack.moments.pass(LATEST);
-        let all = stack.daemon.processes();
-        let workers = stack.daemon.workers();
-        let own: Vec<u32> = all.difference(&workers).copied().collect();
-        let victim = *own.get(usize::try_from(stack.moments.below(own.len() as u64)).unwrap()).unwrap();
-        device += u32::from(victim != stack.daemon.pid());
+        let (busy, moment) = stack.start_busy(round);
+        // By turns, each of them while the program starts and while it is at work.
+        let of_device = round / 2 % 2 == 0;
+        let begin = Instant::now();
+        let (all, workers, others) = loop {
+            let (all, workers) = (stack.daemon.processes(), stack.daemon.workers());
+            let is_other = |pid: &u32| !workers.contains(pid) && *pid != stack.daemon.pid();
+            let others: Vec<u32> = all.iter().copied().filter(is_other).collect();
+            if !others.is_empty() || !of_device {
+                break (all, workers, others);
+            }
+            assert!(
+                begin.elapsed() < SOON,
+                "round {round}, {moment:?}: no device\n{}",
+                stack.daemon.report()
+            );
+            std::thread::yield_now();
+        };
+        let victim = if of_device {
+            *others.get(usize::try_from(stack.moments.below(others.len() as u64)).unwrap()).unwrap()
+        } else {
+            stack.daemon.pid()
+        };
         kill(victim);
         let end = stack.end(busy);
         stack.is_clean(&end);
-        at_work += u32::from(end.stdout.starts_with("busy\n"));
+        let was_at_work = end.stdout.starts_with(BUSY);
+        assert!(was_at_work || !at_work_in(round), "round {round}, {moment:?}");
+        at_work += u32::from(was_at_work);
+        devices += u32::from(of_device);
+        at_work_on_device += u32::from(was_at_work && of_device);
         if victim == stack.daemon.pid() {
             // Device and workers end with it.
             gone(&all);
@@ -243,6 +280,10 @@ fn a_process_of_the_daemon_is_killed() {
         }
         assert_eq!(stack.check(), stack.fresh, "round {round}, {moment:?}");
     }
-    println!("{rounds} rounds, {at_work} of them at work, {device} of the device");
+    println!(
+        "{rounds} rounds, {at_work} of them at work; {devices} of the device, {at_work_on_device} of them at work"
+    );
+    assert!(rounds < 2 || at_work_on_device > 0);
+    assert!(rounds < 4 || (at_work > at_work_on_device && rounds > devices));
     stack.nothing_is_left(before);
 }
