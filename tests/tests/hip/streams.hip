@@ -194,6 +194,8 @@ static void graphs()
     HIP(hipHostMalloc(reinterpret_cast<void **>(&seen.words), n * 4, hipHostMallocDefault));
     Device<unsigned> round(1);
     round.clear();
+    // hipMemset need not wait, and a graph of HIP 5.2.3 does not wait for the stream that it uses.
+    HIP(hipDeviceSynchronize());
     hipGraph_t graph;
     HIP(hipGraphCreate(&graph, 0));
     hipGraphNode_t set, kernel, host;
