@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 static HSAuint32 gpu_id;
 
@@ -113,6 +114,12 @@ int main(int count, char **arguments) {
         for (int number = 2; number < count; number++) {
             uint64_t size = strtoull(arguments[number], NULL, 0);
             uint8_t *at = allocate(size);
+            // Memory that was given back counts until the kernel has let go of its file and the host's worker of its place.
+            for (int again = 0; again < 100 && !is_pooled(at); again++) {
+                release(at, size);
+                usleep(100000);
+                at = allocate(size);
+            }
             bool zero = true;
             for (uint64_t i = 0; i < size; i += 4096)
                 zero &= at[i] == 0;
