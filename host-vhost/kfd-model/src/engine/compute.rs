@@ -119,13 +119,14 @@ impl Dispatcher for Compute {
         let Some(job) = self.job(&mut own, dispatch, context)? else {
             return Ok(Dispatched::InsufficientScratch { wave32: false });
         };
+        // Before others can begin with it.
+        let since = wants_statistics().then(Instant::now);
         // This thread is one that works on it.
         let others = job.width().saturating_sub(1);
         if others > 0 {
             self.pool.offer(&job, others);
         }
         let stopping = || context.stopping();
-        let since = wants_statistics().then(Instant::now);
         let end = loop {
             match job.outcome() {
                 Outcome::Done => break Ok(Dispatched::Done),
