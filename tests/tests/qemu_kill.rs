@@ -3,12 +3,13 @@
 //! once. The program and loop-back: `kill_matrix`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::guest::{Output, Running};
 use virtio_kfd_tests::moments::{Moments, rounds};
+use virtio_kfd_tests::parts::{PARTS_VARIABLE, package_path};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Vm, need};
 
 const SET: &str = "rocm-trixie";
@@ -18,11 +19,17 @@ const PROGRAM: &str = "/opt/virtio-kfd/busy";
 /// Rounds of each kind in a guest where nobody asks for more. Each lasts seconds on an emulated CPU.
 const ROUNDS: u32 = 4;
 
+/// Rounds with a VM of their own.
+const ROUNDS_OF_VMS: u32 = 1;
+
 /// The latest moment: some are killed while they start, most at work.
 const LATEST: Duration = Duration::from_secs(4);
 
 /// What the host may take to be rid of processes.
 const SOON: Duration = Duration::from_secs(10);
+
+/// A round with a VM of its own.
+type Part = fn(&Artifacts, &Path, &mut Daemon, Moments, u32) -> Moments;
 
 struct Machine {
     guest: Guest,
@@ -51,6 +58,16 @@ impl Machine {
 
     fn spawn(&self, mode: &str) -> Running {
         self.guest.spawn(&Self::command(mode).talks()).unwrap()
+    }
+
+    /// Starts the program, and lets a random time pass: in every second round from when all its threads are at work on, so
+    /// that these are met however slow the machine is.
+    fn busy(&mut self, at_work: bool) -> (Running, Duration) {
+        let mut busy = self.spawn("busy");
+        if at_work {
+            busy.wait_for("busy\n", LIMIT).unwrap();
+        }
+        (busy, self.moments.pass(LATEST))
     }
 
     /// A new process, which must work; what it prints.
@@ -116,8 +133,8 @@ fn processes_and_workers(machine: &mut Machine, daemon: &Daemon) {
     let beside = machine.check(daemon);
     let (rounds, mut at_work) = (rounds(ROUNDS), 0);
     for round in 0..rounds {
-        let busy = machine.spawn("busy");
-        let what = format!("process, round {round}, {:?}", machine.moments.pass(LATEST));
+        let (busy, moment) = machine.busy(round % 2 == 1);
+        let what = format!("process, round {round}, {moment:?}");
         busy.kill().unwrap();
         assert!(machine.check(daemon).starts_with("works\n"), "{what}");
         assert_eq!(busy.wait().unwrap().exit.signal, Some(9), "{what}");
@@ -125,8 +142,9 @@ fn processes_and_workers(machine: &mut Machine, daemon: &Daemon) {
     }
     machine.check_until(daemon, &beside, "after processes");
     for round in 0..rounds {
-        let busy = machine.spawn("busy");
-        let what = format!("worker, round {round}, {:?}", machine.moments.pass(LATEST));
+        let must_be_at_work = round % 2 == 1;
+        let (busy, moment) = machine.busy(must_be_at_work);
+        let what = format!("worker, round {round}, {moment:?}");
         let begin = Instant::now();
         let worker = loop {
             if let Some(worker) = daemon.workers().difference(&of_neighbour).next() {
@@ -137,11 +155,14 @@ fn processes_and_workers(machine: &mut Machine, daemon: &Daemon) {
         };
         kill(worker);
         assert!(machine.check(daemon).starts_with("works\n"), "{what}");
-        at_work += u32::from(is_clean(&busy.wait().unwrap(), &what));
+        let was_at_work = is_clean(&busy.wait().unwrap(), &what);
+        assert!(was_at_work || !must_be_at_work, "{what}");
+        at_work += u32::from(was_at_work);
         daemon.wait_for_workers(1, SOON).unwrap();
     }
     machine.check_until(daemon, &beside, "after workers");
     println!("    {rounds} processes, {rounds} workers, {at_work} of these at work");
+    assert!(at_work > 0 || rounds < 2);
     // Nothing of all this was the neighbour's business.
     neighbour.send(b"end\n").unwrap();
     let output = neighbour.wait().unwrap();
@@ -154,6 +175,68 @@ fn processes_and_workers(machine: &mut Machine, daemon: &Daemon) {
     assert_eq!(machine.guest.run(&Command::shell(script)).unwrap().text(), "");
 }
 
+/// A VM with busy processes, one of which has all its threads at work, and the end of its QEMU: the daemon is as before.
+fn qemu(artifacts: &Artifacts, program: &Path, daemon: &mut Daemon, moments: Moments, round: u32) -> Moments {
+    let before = daemon.settled(SOON).unwrap();
+    let mut machine = Machine::boot(artifacts, program, daemon, moments);
+    let starting = machine.spawn("busy");
+    let (at_work, moment) = machine.busy(true);
+    let what = format!("QEMU, round {round}, {moment:?}");
+    let Machine { guest, moments } = machine;
+    guest.kill();
+    drop((starting, at_work));
+    // Its device process may have ended with it; then there is a new one.
+    let begin = Instant::now();
+    let after = loop {
+        let after = daemon.settled(SOON).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        if after.processes == before.processes || begin.elapsed() > SOON {
+            break after;
+        }
+    };
+    println!("    {what}: {before:?}, afterwards {after:?}");
+    assert_eq!(
+        (after.processes, after.descriptors),
+        (before.processes, before.descriptors),
+        "{what}\n{}",
+        daemon.report()
+    );
+    assert!(after.mappings <= before.mappings + 40, "{what}: {before:?}, {after:?}");
+    moments
+}
+
+/// The end of the daemon while a process in the VM is at work: all that the daemon had started ends, the process is told, the
+/// guest goes on without its GPU, and the next daemon serves the next VM.
+fn daemon(
+    artifacts: &Artifacts,
+    program: &Path,
+    daemon: &mut Daemon,
+    moments: Moments,
+    round: u32,
+) -> Moments {
+    let mut machine = Machine::boot(artifacts, program, daemon, moments);
+    assert!(machine.check(daemon).starts_with("works\n"), "daemon, round {round}");
+    let (busy, moment) = machine.busy(true);
+    let what = format!("daemon, round {round}, {moment:?}");
+    let processes = daemon.processes();
+    kill(daemon.pid());
+    assert!(is_clean(&busy.wait().unwrap(), &what), "{what}");
+    let begin = Instant::now();
+    while processes.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        assert!(begin.elapsed() < SOON, "{what}: {processes:?} are still there");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The guest goes on without its GPU.
+    assert_eq!(machine.guest.run(&Command::shell("echo alive")).unwrap().text(), "alive\n", "{what}");
+    let output = machine.guest.run(&Machine::command("check")).unwrap();
+    assert!(!output.success() && !output.exit.timed_out, "{what}: {output}");
+    let Machine { guest, moments } = machine;
+    guest.kill();
+    daemon.restart().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    println!("    {what}");
+    moments
+}
+
+/// What is killed in a guest's life, or with it, in the order of the tests; [`PARTS_VARIABLE`] chooses.
 #[test]
 fn whoever_is_killed_takes_nobody_along() {
     let artifacts = need!(Artifacts::find());
@@ -163,57 +246,25 @@ fn whoever_is_killed_takes_nobody_along() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     let root = need!(artifacts.packages(SET));
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    let program = CProgram::compile(&root, &package.join("tests/c/busy.c"), Place::Guest).unwrap();
-    let mut daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-    let moments = Moments::new();
-    let before = daemon.settled(SOON).unwrap();
-    let mut machine = Machine::boot(&artifacts, program.path(), &daemon, moments);
-    println!("processes and workers");
-    processes_and_workers(&mut machine, &daemon);
-
-    println!("QEMU");
-    let fresh = machine.check(&daemon);
-    let busy: Vec<Running> = (0..2).map(|_| machine.spawn("busy")).collect();
-    let what = format!("QEMU, {:?}", machine.moments.pass(LATEST));
-    let Machine { guest, moments } = machine;
-    guest.kill();
-    drop(busy);
-    // Its device process may have ended with it; then there is a new one.
-    let begin = Instant::now();
-    let after = loop {
-        let after = daemon.settled(SOON).unwrap_or_else(|error| panic!("{what}: {error:#}"));
-        if after.processes == before.processes || begin.elapsed() > SOON {
-            break after;
-        }
-    };
-    println!("    {before:?}, afterwards {after:?}");
-    assert_eq!(
-        (after.processes, after.descriptors),
-        (before.processes, before.descriptors),
-        "{what}\n{}",
-        daemon.report()
-    );
-    assert!(after.mappings <= before.mappings + 40, "{what}: {before:?}, {after:?}");
-
-    println!("daemon");
-    let mut machine = Machine::boot(&artifacts, program.path(), &daemon, moments);
-    assert_eq!(machine.check(&daemon), fresh, "the next VM of the same daemon");
-    let busy = machine.spawn("busy");
-    let what = format!("daemon, {:?}", machine.moments.pass(LATEST));
-    let processes = daemon.processes();
-    kill(daemon.pid());
-    is_clean(&busy.wait().unwrap(), &what);
-    let begin = Instant::now();
-    while processes.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
-        assert!(begin.elapsed() < SOON, "{what}: {processes:?} are still there");
-        std::thread::sleep(Duration::from_millis(2));
+    let program = CProgram::compile(&root, &package_path("tests/c/busy.c"), Place::Guest).unwrap();
+    let mut server = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+    let mut moments = Moments::new();
+    let only = std::env::var(PARTS_VARIABLE).unwrap_or_default();
+    let wanted = |part: &str| part.contains(&only);
+    if wanted("processes and workers") {
+        println!("processes and workers");
+        let mut machine = Machine::boot(&artifacts, program.path(), &server, moments);
+        processes_and_workers(&mut machine, &server);
+        let Machine { guest, moments: rest } = machine;
+        guest.kill();
+        moments = rest;
     }
-    // The guest goes on without its GPU.
-    assert_eq!(machine.guest.run(&Command::shell("echo alive")).unwrap().text(), "alive\n");
-    let output = machine.guest.run(&Machine::command("check")).unwrap();
-    assert!(!output.success() && !output.exit.timed_out, "{output}");
-    machine.guest.kill();
-    daemon.restart().unwrap();
+    for (name, part) in [("QEMU", qemu as Part), ("daemon", daemon)] {
+        if wanted(name) {
+            println!("{name}");
+            for round in 0..rounds(ROUNDS_OF_VMS) {
+                moments = part(&artifacts, program.path(), &mut server, moments, round);
+            }
+        }
+    }
 }
