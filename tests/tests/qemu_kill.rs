@@ -28,6 +28,11 @@ const LATEST: Duration = Duration::from_secs(4);
 /// What the host may take to be rid of processes.
 const SOON: Duration = Duration::from_secs(10);
 
+/// What a guest may take, and a program that lives as long as it: longer where more rounds are asked for.
+fn life() -> Duration {
+    LIMIT * rounds(ROUNDS).max(8)
+}
+
 /// A round with a VM of its own.
 type Part = fn(&Artifacts, &Path, &mut Daemon, Moments, u32) -> Moments;
 
@@ -42,7 +47,7 @@ impl Machine {
         builder.overlay().file(PROGRAM.trim_start_matches('/'), program).unwrap();
         let guest = builder
             .memory_mib(1024)
-            .limit(8 * LIMIT)
+            .limit(life())
             .vhost_user_gpu(daemon.socket())
             .boot()
             .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
@@ -57,7 +62,7 @@ impl Machine {
     }
 
     fn spawn(&self, mode: &str) -> Running {
-        self.guest.spawn(&Self::command(mode).talks()).unwrap()
+        self.guest.spawn(&Self::command(mode).talks().limit(life())).unwrap()
     }
 
     /// Starts the program, and lets a random time pass: in every second round from when all its threads are at work on, so
