@@ -12,6 +12,7 @@ use expected::{CLASSES, NOT_LOCKED, class_size};
 use virtio_kfd_tests::c_program::Place;
 
 use virtio_kfd_tests::native::{SETS, run, runtime, text};
+use virtio_kfd_tests::process::Keeper;
 use virtio_kfd_tests::transcript::{Exception, Outcome, compare};
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
@@ -109,6 +110,83 @@ fn kernels_of_the_runtime_fill_and_copy() {
         let ours = run(&Under::loopback(&artifacts, daemon.socket()).unwrap())
             .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
         assert_eq!(ours, expected, "{set}, in loop-back");
+    }
+}
+
+/// All that the section "dispatches" prints on a GPU of this name. The statuses are those of ROCr's
+/// `AqlQueue::DynamicQueueEventsHandler` for what the packet processor found.
+fn expected_dispatches(name: &str) -> String {
+    let mut text =
+        format!("= agents\nGPUs: 1\n{name}, pool with flags 4\n= dispatches\na good one is done\n");
+    let mut wrong = |what: &str, status: &str| {
+        text.push_str(&format!(
+            "{what}
+the callback: HSA_STATUS_ERROR_{status}
+for this queue: yes
+it is not done: yes
+the other queue runs, one error: yes
+"
+        ));
+    };
+    wrong("65535 x 65535 x 65535 work-items in a workgroup", "INVALID_ARGUMENT");
+    wrong("1025 work-items in a workgroup", "INVALID_ARGUMENT");
+    wrong("no dimensions", "INCOMPATIBLE_ARGUMENTS");
+    for _ in 0..3 {
+        wrong("a grid of nothing", "INCOMPATIBLE_ARGUMENTS");
+        wrong("workgroups of nothing", "INCOMPATIBLE_ARGUMENTS");
+    }
+    wrong("4 GiB of group memory", "INVALID_ALLOCATION");
+    wrong("no kernel", "INVALID_CODE_OBJECT");
+    text.push_str(
+        "beside an endless grid one is done
+the endless one is not: yes
+its queue is destroyed
+and another one is done
+= end
+failures: 0
+",
+    );
+    text
+}
+
+/// What `hip_wild` cannot ask for, since HIP does not let it through: workgroups that are too large or empty, a grid
+/// that never ends.
+#[test]
+fn dispatches_that_no_gpu_can_run_stop_their_queue_alone() {
+    let artifacts = need!(parts());
+    for set in SETS {
+        let runtime = runtime(&artifacts, set).unwrap();
+        let root = artifacts.packages(set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source(), Place::Guest).unwrap();
+        let command = |under: &Under<'_>, section: &str| {
+            let mut command = under.command(&runtime, program.path()).unwrap();
+            command.arg(section).env_remove(REGISTER);
+            command
+        };
+        let expected = expected_dispatches("gfx906");
+        let model = Under::model(&artifacts, "gfx906").unwrap();
+        assert_eq!(text(command(&model, "dispatches"), LIMIT).unwrap(), expected, "{set}, natively");
+
+        let [daemon, other] = [(); 2].map(|()| Daemon::start(&artifacts, "model:gfx906", &[]).unwrap());
+        let loopback = Under::loopback(&artifacts, daemon.socket()).unwrap();
+        let neighbour = Under::loopback(&artifacts, other.socket()).unwrap();
+        let run = |under: &Under<'_>, daemon: &Daemon, when: &str| {
+            let ours = text(command(under, "dispatches"), LIMIT)
+                .unwrap_or_else(|error| panic!("{set}, {when}: {error:#}\n{}", daemon.report()));
+            assert_eq!(ours, expected, "{set}, {when}");
+        };
+        // In loop-back each process is a guest of its own, so the neighbour is another VM's.
+        let directory = tempfile::tempdir().unwrap();
+        let vast = Keeper::start(command(&loopback, "vast"), &directory.path().join("log"), LIMIT).unwrap();
+        while !vast.output().contains("= vast") {
+            assert!(vast.is_running(), "{set}: {}{}", vast.report(), daemon.report());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        run(&neighbour, &other, "beside an endless grid");
+        assert!(vast.is_running(), "{set}: {}{}", vast.report(), daemon.report());
+        drop(vast);
+        daemon.wait_for_workers(0, LIMIT).unwrap();
+        run(&loopback, &daemon, "after it was killed");
     }
 }
 

@@ -47,6 +47,7 @@ typedef struct {
 
 /* Headers of packets: the type in bits 0 to 7, the barrier bit 8, acquire and release scopes from bits 9 and 11. */
 #define HSA_PACKET_TYPE_VENDOR_SPECIFIC 0
+#define HSA_PACKET_TYPE_KERNEL_DISPATCH 2
 #define HSA_PACKET_TYPE_BARRIER_AND 3
 #define HSA_PACKET_TYPE_AGENT_DISPATCH 4
 #define HSA_PACKET_TYPE_BARRIER_OR 5
@@ -77,7 +78,18 @@ typedef struct {
 } hsa_amd_barrier_value_packet_t;
 #define HSA_AMD_PACKET_TYPE_BARRIER_VALUE 2
 
+/* A kernel dispatch packet: 64 bytes. */
+typedef struct {
+	uint16_t header, setup, workgroup_size[3], reserved0;
+	uint32_t grid_size[3], private_segment_size, group_segment_size;
+	uint64_t kernel_object;
+	void *kernarg_address;
+	uint64_t reserved2;
+	hsa_signal_t completion_signal;
+} hsa_kernel_dispatch_packet_t;
+
 _Static_assert(sizeof(hsa_barrier_packet_t) == 64, "packets have 64 bytes");
+_Static_assert(sizeof(hsa_kernel_dispatch_packet_t) == 64, "packets have 64 bytes");
 _Static_assert(sizeof(hsa_amd_barrier_value_packet_t) == 64, "packets have 64 bytes");
 
 /* Pitches and positions of copies of boxes, in bytes, rows and slices. */
