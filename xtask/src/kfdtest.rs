@@ -1,20 +1,19 @@
 //! `cargo xtask kfdtest`: a kfdtest binary that the user has built, natively on the model and in loop-back, test by test.
 
-mod output;
 mod page;
 
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
 use virtio_kfd_images::{BaseImage, Cache, Fetcher, tool};
-use virtio_kfd_tests::{Artifacts, Guest, Keeper, Vm, guest};
+use virtio_kfd_tests::{Artifacts, Guest, Vm, guest};
 
-use self::output::{End, Outcome};
-use self::page::{About, Row};
+use self::page::About;
+use crate::gtest::output::{self, End, Outcome};
+use crate::gtest::rows::{Row, summary};
+use crate::gtest::{keep, run_alone, said};
 use crate::stack::{self, Stack};
 use crate::thunk;
 use crate::workspace::Workspace;
@@ -117,16 +116,8 @@ pub fn run(options: &Options) -> Result<i32> {
     } else {
         print!("{}", page::page(&about, &rows));
     }
-    eprintln!("kfdtest: {}", page::summary(&rows));
+    eprintln!("kfdtest: {}", summary(&rows));
     Ok(i32::from(rows.iter().any(Row::is_worse)))
-}
-
-/// What a program prints on one line.
-fn said(program: &str, arguments: &[&str], directory: &Path) -> Result<String> {
-    let output = Command::new(program).args(arguments).current_dir(directory).output();
-    let output = output.with_context(|| format!("start {program}"))?;
-    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// A guest on a daemon of its own.
@@ -172,11 +163,11 @@ impl<'a> Runner<'a> {
     fn list(&self) -> Result<Vec<String>> {
         let mut command = stack::native(self.artifacts, &self.options.profile, self.binary)?;
         command.arg("--gtest_list_tests").arg(format!("--gtest_filter={}", self.options.filter));
-        let (text, end) = self.run(command, self.limit)?;
+        let (text, end) = run_alone(command, self.directory.path(), self.limit)?;
         if end != End::Status(0) {
             bail!("the binary does not list its tests ({end:?}):\n{text}");
         }
-        Ok(output::names(&text))
+        Ok(output::names(&text, false))
     }
 
     fn native(&self, test: &str) -> Result<Outcome> {
@@ -237,35 +228,13 @@ impl<'a> Runner<'a> {
 
     fn test(&self, mut command: Command, test: &str, place: &str, limit: Duration) -> Result<Outcome> {
         command.arg(format!("--gtest_filter={test}")).arg("--gtest_color=no");
-        let (text, end) = self.run(command, limit).with_context(|| format!("{test}, {place}"))?;
+        let (text, end) =
+            run_alone(command, self.directory.path(), limit).with_context(|| format!("{test}, {place}"))?;
         self.keep(test, place, &text)?;
         Ok(output::outcome(test, &text, end))
     }
 
     fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
-        let Some(logs) = &self.options.logs else { return Ok(()) };
-        let file = logs.join(format!("{}.{place}", test.replace('/', "_")));
-        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
-    }
-
-    /// Runs a command in a process group of its own to its end or its limit, and ends whatever it leaves behind.
-    fn run(&self, mut command: Command, limit: Duration) -> Result<(String, End)> {
-        command.process_group(0).current_dir(self.directory.path());
-        let log = self.directory.path().join("output");
-        let begin = Instant::now();
-        let keeper = Keeper::start(command, &log, limit)?;
-        let group =
-            i32::try_from(keeper.pid()).ok().and_then(Pid::from_raw).context("a process id of zero")?;
-        let status = keeper.wait().context("the status of a test's process")?;
-        let late = begin.elapsed() >= limit;
-        // Fails only when no process of the group is left.
-        let _ = kill_process_group(group, Signal::KILL);
-        let end = match (status.code(), status.signal()) {
-            (Some(code), _) => End::Status(code),
-            (None, Some(9)) if late => End::Limit,
-            (None, signal) => End::Signal(signal.unwrap_or(0)),
-        };
-        let text = std::fs::read(&log).with_context(|| format!("read {}", log.display()))?;
-        Ok((String::from_utf8_lossy(&text).into_owned(), end))
+        keep(self.options.logs.as_deref(), test, place, text)
     }
 }

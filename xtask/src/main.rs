@@ -6,12 +6,14 @@ mod demo;
 mod direction;
 mod docs;
 mod fuzz;
+mod gtest;
 mod hygiene;
 mod image;
 mod kfdtest;
 mod licences;
 mod packages;
 mod report;
+mod rocrtst;
 mod stack;
 mod test;
 mod thunk;
@@ -45,6 +47,8 @@ enum Command {
     Bench(bench::Options),
     /// Run a kfdtest binary of your own, natively on the model and in loop-back, and compare.
     Kfdtest(kfdtest::Options),
+    /// Run ROCr's own tests of Debian's package, natively on the model and in loop-back, and compare.
+    Rocrtst(rocrtst::Options),
     /// Build the guest image.
     Image(image::Options),
     /// Build and link the guest library, libhsakmt.so.1.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options).map(|()| 0),
         Command::Kfdtest(options) => kfdtest::run(&options),
+        Command::Rocrtst(options) => rocrtst::run(&options),
         Command::Image(options) => image::run(&options).map(|()| 0),
         Command::LinkThunk => link_thunk().map(|()| 0),
         Command::Packages(options) => packages::run(&options).map(|()| 0),

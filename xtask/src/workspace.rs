@@ -73,14 +73,19 @@ impl Workspace {
     /// Builds daemon, worker, model, guest libraries (libhsakmt not yet linked) and guest agent in release mode. cargo shows its own
     /// progress.
     pub fn build(&self) -> Result<()> {
-        tool::require(&["cc"])?;
-        self.build_packages(PROGRAMS)?;
-        self.build_packages(SEAM)?;
+        self.build_for_host()?;
         eprintln!("build: kfd-agent");
         let mut agent = self.cargo(&["build", "--release", "-p", "kfd-agent", "--target", AGENT_TARGET]);
         // Static, so that it runs in any guest whatever its C library.
         agent.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\u{1f}-Cstrip=symbols");
         run(&mut agent)
+    }
+
+    /// Builds what [`Self::build`] does without the guest agent.
+    pub fn build_for_host(&self) -> Result<()> {
+        tool::require(&["cc"])?;
+        self.build_packages(PROGRAMS)?;
+        self.build_packages(SEAM)
     }
 
     /// Builds what only the tests need, in release mode.

@@ -1,4 +1,5 @@
-//! What a kfdtest binary prints (googletest's lines and kfdtest's own), read into outcomes.
+//! What test programs print (googletest's lines, and those of kfdtest and rocrtst that say why a test does nothing), read
+//! into outcomes.
 
 use std::fmt;
 
@@ -58,8 +59,8 @@ impl fmt::Display for Outcome {
 /// Groups whose tests may return early without a word, so that their passes cannot be told from skips, and why they do.
 const SILENT: &[(&str, &str)] = &[("KFDPCSamplingTest.", "PC sampling is not offered")];
 
-/// The full names of the tests in the output of `--gtest_list_tests`, disabled ones left out.
-pub fn names(text: &str) -> Vec<String> {
+/// The full names of the tests in the output of `--gtest_list_tests`, those that are disabled only if they are asked for.
+pub fn names(text: &str, disabled: bool) -> Vec<String> {
     let mut names = Vec::new();
     let mut group = "";
     for line in text.lines() {
@@ -67,7 +68,7 @@ pub fn names(text: &str) -> Vec<String> {
         let name = line.split_whitespace().next().unwrap_or_default();
         if line.starts_with(char::is_whitespace) {
             let full = format!("{group}{name}");
-            if !group.is_empty() && !full.contains("DISABLED_") {
+            if !group.is_empty() && (disabled || !full.contains("DISABLED_")) {
                 names.push(full);
             }
         } else {
@@ -147,7 +148,7 @@ fn skip_reason(line: &str) -> Option<&'static str> {
             "needs two GPUs",
         ),
         (&["requires apu"], "needs an APU"),
-        (&["svm api"], "SVM is not offered"),
+        (&["svm api", "svm is not supported"], "SVM is not offered"),
         (&["pc sampling"], "PC sampling is not offered"),
         (&["debug api"], "the debugger interface is not offered"),
         (&["gws"], "GWS is not offered"),
@@ -164,8 +165,14 @@ fn skip_reason(line: &str) -> Option<&'static str> {
         (&["ioctl"], "needs a newer KFD"),
     ];
     let line = line.to_ascii_lowercase();
-    let skips =
-        ["skipping test", "skip test", "skipping the test", "test is skipped", "svm api not supported"];
+    let skips = [
+        "skipping test",
+        "skip test",
+        "skipping the test",
+        "test is skipped",
+        "svm api not supported",
+        "svm is not supported",
+    ];
     if !skips.iter().any(|words| line.contains(words)) && !line.contains("not loaded, skipping") {
         return None;
     }
@@ -198,11 +205,12 @@ mod tests {
                     KFDCWSRTest.\n  InterruptRestore\n  BasicTest/0  # GetParam() = (1, 10)\n\
                     KFDEvictTest.\n  DISABLED_Slow\nDISABLED_Group.\n  Test\n";
         assert_eq!(
-            names(text),
+            names(text, false),
             ["KFDASMTest.AssembleShaders", "KFDCWSRTest.InterruptRestore", "KFDCWSRTest.BasicTest/0"]
         );
-        assert!(names("").is_empty());
-        assert!(names("  Orphan\n").is_empty());
+        assert_eq!(names(text, true).len(), 5);
+        assert!(names("", true).is_empty());
+        assert!(names("  Orphan\n", true).is_empty());
     }
 
     const HEAD: &str = "[==========] Running 1 test from 1 test case.\n[ RUN      ] G.Test\n";

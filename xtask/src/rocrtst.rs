@@ -1,0 +1,294 @@
+//! `cargo xtask rocrtst`: ROCr's own tests, as Debian builds them, natively on the model and in loop-back, test by test.
+//!
+//! The runtime has AMD's thunk inside, so our stack is `libkfd_preload.so` under it.
+
+mod page;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use object::{Object, ObjectSymbol};
+use virtio_kfd_images::{Cache, Fetcher, PackageSet, tool};
+use virtio_kfd_tests::{Artifacts, Runtime, Under};
+
+use self::page::About;
+use crate::gtest::output::{self, End, Outcome};
+use crate::gtest::rows::{Row, summary};
+use crate::gtest::{keep, run_alone, said};
+use crate::stack::{self, Stack};
+use crate::workspace::Workspace;
+
+/// The page that `--write` writes.
+const PAGE: &str = "docs/rocrtst.md";
+
+/// The package set with the tests, and the one with the runtime that they were built for.
+const TESTS: &str = "rocrtst-experimental";
+const RUNTIME: &str = "rocm-experimental";
+
+/// The tests' package, and the package that must have its version.
+const TESTS_PACKAGE: &str = "libhsa-runtime64-tests";
+const RUNTIME_PACKAGE: &str = "libhsa-runtime64-1";
+
+/// Where the tests and their kernels lie in their package, and the variable that says so to the tests.
+const PLACE: &str = "usr/libexec/rocm/libhsa-runtime64-tests";
+const PLACE_VARIABLE: &str = "ROCRTST_KERNELS_PATH";
+
+/// The library for the supervision of GPUs that the tests are linked to, and how the names of its functions begin.
+const MANAGEMENT: &str = "libamd_smi.so";
+const MANAGEMENT_PREFIX: &str = "amdsmi_";
+
+/// How long the daemon may live: for one test after another, each with its limit.
+const LIFE: Duration = Duration::from_secs(24 * 3600);
+
+/// How many times the native limit a test may take on our stack.
+const PATIENCE: u32 = 2;
+
+/// Options of `cargo xtask rocrtst`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Which tests: a filter of googletest, for example 'rocrtstFunc.*'. Disabled tests are among them.
+    #[arg(long, default_value = "*")]
+    filter: String,
+    /// GPU profile of the model: a name, or a path of a profile's file.
+    #[arg(long, default_value = "gfx906", value_parser = stack::profile)]
+    profile: String,
+    /// Seconds that each test may take natively; on our stack it may take twice as long if it ends natively.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    limit: u64,
+    /// How many tests run at a time, each place by itself.
+    #[arg(long, default_value_t = 1, value_parser = jobs)]
+    jobs: usize,
+    /// Write docs/rocrtst.md.
+    #[arg(long)]
+    write: bool,
+    /// Keep what the tests print in this directory, a file for each test and place.
+    #[arg(long)]
+    logs: Option<PathBuf>,
+}
+
+/// How many tests may run at a time.
+fn jobs(text: &str) -> Result<usize> {
+    let jobs = text.parse()?;
+    ensure!((1..=64).contains(&jobs), "{jobs} tests at a time: 1 to 64 can be");
+    Ok(jobs)
+}
+
+/// Runs the tests; the status is 1 if one passes natively and not on our stack.
+pub fn run(options: &Options) -> Result<i32> {
+    tool::require(&["cc", "date", "git"])?;
+    if let Some(logs) = &options.logs {
+        std::fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
+    }
+    let workspace = Workspace::find()?;
+    let cache = Cache::open()?;
+    let mut fetcher = Fetcher::new(&cache, false);
+    let (tests, runtime) = (fetcher.ensure(TESTS)?, fetcher.ensure(RUNTIME)?);
+    let version = version(&tests, TESTS_PACKAGE)?;
+    let found = self::version(&runtime, RUNTIME_PACKAGE)?;
+    ensure!(
+        version == found,
+        "{TESTS_PACKAGE} is of version {version}, {RUNTIME_PACKAGE} of {found}: the suite has moved on; \
+         `cargo xtask packages --refresh {TESTS} {RUNTIME}` fetches what it has now"
+    );
+    workspace.build_for_host()?;
+    let about = About {
+        date: said("date", &["-u", "+%F"], workspace.root())?,
+        commit: said("git", &["describe", "--always", "--dirty"], workspace.root())?,
+        version,
+        filter: options.filter.clone(),
+        profile: options.profile.clone(),
+        limit: options.limit,
+        jobs: options.jobs,
+        patience: PATIENCE,
+    };
+    let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
+    let new = || Runner::new(&artifacts, &tests, &runtime, options);
+    let names = new()?.list()?;
+    ensure!(!names.is_empty(), "rocrtst64 has no test that matches {}", options.filter);
+    let native = shared(options.jobs, &names, &new, |runner, test, _| runner.native(test))?;
+    let loopback = shared(options.jobs, &names, &new, |runner, test, index| {
+        let ends = !matches!(native.get(index), Some(Outcome::TimedOut(_)));
+        let limit = if ends { runner.limit.saturating_mul(PATIENCE) } else { runner.limit };
+        runner.loopback(test, limit)
+    })?;
+    let rows: Vec<Row> = names
+        .into_iter()
+        .zip(native.into_iter().zip(loopback))
+        .map(|(test, (native, loopback))| Row { test, native, loopback, guest: None })
+        .collect();
+    let text = page::page(&about, &rows);
+    if options.write {
+        std::fs::write(workspace.root().join(PAGE), text).with_context(|| format!("write {PAGE}"))?;
+        println!("{PAGE}");
+    } else {
+        print!("{text}");
+    }
+    eprintln!("rocrtst: {}", summary(&rows));
+    Ok(i32::from(rows.iter().any(|row| row.is_worse() && !page::is_flaky(&row.test))))
+}
+
+/// The outcome of each test, in order. `jobs` threads share the tests; each has a runner of its own.
+fn shared<'a>(
+    jobs: usize,
+    names: &[String],
+    new: &(impl Fn() -> Result<Runner<'a>> + Sync),
+    run: impl Fn(&mut Runner<'a>, &str, usize) -> Result<Outcome> + Sync,
+) -> Result<Vec<Outcome>> {
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<(usize, Outcome)>> {
+        let mut runner = new()?;
+        let mut outcomes = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(test) = names.get(index) else { return Ok(outcomes) };
+            let outcome = run(&mut runner, test, index)?;
+            eprintln!("rocrtst: {test}: {outcome} {}", outcome.note());
+            outcomes.push((index, outcome));
+        }
+    };
+    let mut outcomes = std::thread::scope(|scope| -> Result<Vec<(usize, Outcome)>> {
+        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let mut outcomes = Vec::new();
+        for thread in threads {
+            outcomes.extend(thread.join().map_err(|_| anyhow!("a thread that runs tests has panicked"))??);
+        }
+        Ok(outcomes)
+    })?;
+    outcomes.sort_by_key(|(index, _)| *index);
+    Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// The version of a package in a set.
+fn version(set: &PackageSet, package: &str) -> Result<String> {
+    let packages = set.manifest()?;
+    let found = packages.into_iter().find(|found| found.name == package);
+    found
+        .map(|found| found.version)
+        .with_context(|| format!("no package {package} in {}", set.root().display()))
+}
+
+/// Runs single tests in each place.
+struct Runner<'a> {
+    artifacts: &'a Artifacts,
+    options: &'a Options,
+    runtime: Runtime,
+    /// The directory with the tests' program and kernels.
+    place: PathBuf,
+    limit: Duration,
+    /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
+    stack: Option<Stack>,
+    /// Where the tests run and leave their output.
+    directory: tempfile::TempDir,
+}
+
+impl<'a> Runner<'a> {
+    fn new(
+        artifacts: &'a Artifacts,
+        tests: &PackageSet,
+        runtime: &PackageSet,
+        options: &'a Options,
+    ) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("rocrtst-").tempdir().context("temporary directory")?;
+        let place = tests.root().join(PLACE);
+        stand_in(&place.join("rocrtst64"), directory.path())?;
+        let runtime = Runtime::new(runtime.root())
+            .with_libraries(&tests.root().join("usr/lib/x86_64-linux-gnu"))
+            .with_libraries(directory.path());
+        let limit = Duration::from_secs(options.limit);
+        Ok(Self { artifacts, options, runtime, place, limit, stack: None, directory })
+    }
+
+    /// A command of the tests' program.
+    fn command(&self, under: &Under<'_>, filter: &str) -> Result<Command> {
+        let mut command = under.command(&self.runtime, &self.place.join("rocrtst64"))?;
+        command.env(PLACE_VARIABLE, &self.place);
+        command.args(["--gtest_also_run_disabled_tests", "--gtest_color=no"]);
+        command.arg(format!("--gtest_filter={filter}"));
+        Ok(command)
+    }
+
+    /// The names of the tests.
+    fn list(&self) -> Result<Vec<String>> {
+        let under = Under::model(self.artifacts, &self.options.profile)?;
+        let mut command = self.command(&under, &self.options.filter)?;
+        command.arg("--gtest_list_tests");
+        let (text, end) = run_alone(command, self.directory.path(), self.limit)?;
+        if end != End::Status(0) {
+            bail!("rocrtst64 does not list its tests ({end:?}):\n{text}");
+        }
+        Ok(output::names(&text, true))
+    }
+
+    fn native(&self, test: &str) -> Result<Outcome> {
+        let under = Under::model(self.artifacts, &self.options.profile)?;
+        self.test(&under, test, "native", self.limit)
+    }
+
+    fn loopback(&mut self, test: &str, limit: Duration) -> Result<Outcome> {
+        let stack = match self.stack.take() {
+            Some(stack) => stack,
+            None => Stack::start(self.artifacts, &self.options.profile, LIFE)?,
+        };
+        let socket = stack.socket();
+        let under = Under::seam(self.artifacts, &socket)?;
+        let outcome = self.test(&under, test, "loop-back", limit)?;
+        match &outcome {
+            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
+            _ => self.keep(test, "daemon", &stack.report())?,
+        }
+        Ok(outcome)
+    }
+
+    fn test(&self, under: &Under<'_>, test: &str, place: &str, limit: Duration) -> Result<Outcome> {
+        let command = self.command(under, test)?;
+        let (text, end) =
+            run_alone(command, self.directory.path(), limit).with_context(|| format!("{test}, {place}"))?;
+        self.keep(test, place, &text)?;
+        Ok(output::outcome(test, &text, end))
+    }
+
+    fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
+        keep(self.options.logs.as_deref(), test, place, text)
+    }
+}
+
+/// Puts a library in `directory` that has the names of AMD's GPU supervision library which `program` imports; each
+/// function says that it is not supported.
+///
+/// rocrtst64 is linked to that library, but calls it only when it is asked to print clocks and temperatures (its option
+/// for that is off). The archive may not have the release that the tests' package names any more, and the real one would
+/// find no GPU that it knows.
+fn stand_in(program: &Path, directory: &Path) -> Result<()> {
+    /// `AMDSMI_STATUS_NOT_SUPPORTED` of amdsmi.h.
+    const NOT_SUPPORTED: u32 = 2;
+    let data = std::fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    let file = object::File::parse(data.as_slice()).with_context(|| program.display().to_string())?;
+    let names = file.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+    let source: String = names
+        .filter_map(|symbol| symbol.name().ok().filter(|name| name.starts_with(MANAGEMENT_PREFIX)))
+        .map(|name| format!("unsigned {name}(void) {{ return {NOT_SUPPORTED}; }}\n"))
+        .collect();
+    let needed = needed(program)?;
+    let path = directory.join("management.c");
+    std::fs::write(&path, source).with_context(|| format!("write {}", path.display()))?;
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-fPIC"]).arg(format!("-Wl,-soname,{needed}"));
+    command.arg("-o").arg(directory.join(&needed)).arg(&path);
+    tool::output(&mut command)?;
+    Ok(())
+}
+
+/// The name of the supervision library, with its version, that a program is linked to.
+fn needed(program: &Path) -> Result<String> {
+    let data = std::fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    let names = data.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+    let mut names =
+        names.filter(|name| name.strip_prefix(MANAGEMENT).is_some_and(|rest| rest.starts_with('.')));
+    let name = names.next().with_context(|| format!("{} needs no {MANAGEMENT}", program.display()))?;
+    ensure!(!name.contains('/'), "the library's name {name}");
+    Ok(name.to_owned())
+}
