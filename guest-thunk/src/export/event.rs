@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hsakmt_abi::event::{HsaEvent, HsaEventDescriptor};
@@ -11,6 +12,7 @@ use super::exports;
 use super::pointer::{In, Out};
 use crate::thunk::open;
 use crate::thunk::refusal::{Outcome, Refusal};
+use crate::thunk::topology::Snapshot;
 
 /// How long a wait takes at least that the host cannot answer any more, if it may take so long.
 const LOST_PAUSE: Duration = Duration::from_millis(100);
@@ -76,7 +78,12 @@ exports! {
         let thunk = open::current()?;
         let event = event.required("Event")?;
         let descriptor = event_desc.read().ok_or_else(|| Refusal::parameter("EventDesc is NULL"))?;
-        let snapshot = thunk.current_snapshot().unwrap_or_default();
+        let snapshot = match thunk.current_snapshot() {
+            Some(snapshot) => snapshot,
+            // The application need not have read the topology; whether there is a GPU is asked for it.
+            None if thunk.events.are_first() => Arc::new(Snapshot::take(&thunk.client, &thunk.settings)?),
+            None => Arc::default(),
+        };
         let made = thunk.events.create(thunk.host(&snapshot), descriptor, manual_reset, is_signaled)?;
         let given = Out::give(made);
         thunk.events.own(given.address(), &made);

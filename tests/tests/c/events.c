@@ -86,6 +86,25 @@ static void born_set(void) {
     say("destroy", hsaKmtDestroyEvent(event));
 }
 
+// The kernel sets none of these; AMD's library does not look at its answer.
+static void debug_born_set(void) {
+    HsaEvent *event = NULL;
+    say("create a debug event that is set", create(HSA_EVENTTYPE_DEBUG_EVENT, true, true, &event));
+    if (!event)
+        return;
+    say("look", hsaKmtWaitOnEvent(event, 0));
+    say("destroy", hsaKmtDestroyEvent(event));
+}
+
+// Events do not need the topology to have been read: GPUs reach this one as any, and those after it.
+static void early(void) {
+    HsaEvent *event = signal_event(false);
+    printf("an event from before the topology has a slot: %d\n", event->EventData.HWData2 != 0);
+    say("set", hsaKmtSetEvent(event));
+    say("wait", hsaKmtWaitOnEvent(event, 1000));
+    say("destroy", hsaKmtDestroyEvent(event));
+}
+
 static void several(void) {
     HsaEvent *events[4];
     for (int number = 0; number < 4; number++)
@@ -154,11 +173,18 @@ static void woken(void) {
 }
 
 int main(void) {
-    start();
+    HsaSystemProperties system;
+    need("open", hsaKmtOpenKFD());
+    early();
+    need("system properties", hsaKmtAcquireSystemProperties(&system));
+    HsaEvent *event = signal_event(false);
+    printf("one from after it: %d\n", event->EventData.HWData2 != 0);
+    say("destroy", hsaKmtDestroyEvent(event));
     arguments();
     one(false);
     one(true);
     born_set();
+    debug_born_set();
     several();
     ages();
     destroyed_under_a_sleeper();
