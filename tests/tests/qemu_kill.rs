@@ -35,7 +35,7 @@ fn life() -> Duration {
 }
 
 /// A round with a VM of its own.
-type Part = fn(&Artifacts, &Path, &mut Daemon, Moments, u32) -> Moments;
+type Part = fn(&Artifacts, &Path, &mut Daemon, Moments, &mut Option<String>, u32) -> Moments;
 
 struct Machine {
     guest: Guest,
@@ -80,6 +80,13 @@ impl Machine {
     fn check(&self, daemon: &Daemon) -> String {
         let output = self.guest.run(&Self::command("check")).unwrap();
         output.checked().unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report())).text()
+    }
+
+    /// The first process of a VM: finds what that of the VM before found, if there was one.
+    fn check_new(&self, daemon: &Daemon, fresh: &mut Option<String>, what: &str) {
+        let found = self.check(daemon);
+        assert!(found.starts_with("works\n"), "{what}: {found}");
+        assert_eq!(found, *fresh.get_or_insert_with(|| found.clone()), "{what}");
     }
 
     /// The same until it prints what is expected: VRAM that was freed is back a little later.
@@ -182,9 +189,17 @@ fn processes_and_workers(machine: &mut Machine, daemon: &Daemon) {
 }
 
 /// A VM with busy processes, one of which has all its threads at work, and the end of its QEMU: the daemon is as before.
-fn qemu(artifacts: &Artifacts, program: &Path, daemon: &mut Daemon, moments: Moments, round: u32) -> Moments {
+fn qemu(
+    artifacts: &Artifacts,
+    program: &Path,
+    daemon: &mut Daemon,
+    moments: Moments,
+    fresh: &mut Option<String>,
+    round: u32,
+) -> Moments {
     let before = daemon.settled(SOON).unwrap();
     let mut machine = Machine::boot(artifacts, program, daemon, moments);
+    machine.check_new(daemon, fresh, &format!("QEMU, round {round}"));
     let starting = machine.spawn("busy");
     let (at_work, moment) = machine.busy(true);
     let what = format!("QEMU, round {round}, {moment:?}");
@@ -214,10 +229,11 @@ fn daemon(
     program: &Path,
     daemon: &mut Daemon,
     moments: Moments,
+    fresh: &mut Option<String>,
     round: u32,
 ) -> Moments {
     let mut machine = Machine::boot(artifacts, program, daemon, moments);
-    assert!(machine.check(daemon).starts_with("works\n"), "daemon, round {round}");
+    machine.check_new(daemon, fresh, &format!("daemon, round {round}"));
     let (busy, moment) = machine.busy(true);
     let what = format!("daemon, round {round}, {moment:?}");
     let processes = daemon.processes();
@@ -262,11 +278,12 @@ fn whoever_is_killed_takes_nobody_along() {
         guest.kill();
         moments = rest;
     }
+    let mut fresh = None;
     for (name, part) in [("QEMU", qemu as Part), ("daemon", daemon)] {
         if wanted(name) {
             println!("{name}");
             for round in 0..rounds(ROUNDS_OF_VMS) {
-                moments = part(&artifacts, program.path(), &mut server, moments, round);
+                moments = part(&artifacts, program.path(), &mut server, moments, &mut fresh, round);
             }
         }
     }
