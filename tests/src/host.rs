@@ -250,7 +250,7 @@ impl Daemon {
 }
 
 /// All processes below `ancestor`.
-fn descendants(ancestor: u32) -> BTreeSet<u32> {
+pub(crate) fn descendants(ancestor: u32) -> BTreeSet<u32> {
     let mut children: Vec<(u32, u32)> = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {

@@ -12,6 +12,7 @@ pub mod gpu_guest;
 pub mod gpu_program;
 pub mod gpu_view;
 pub mod guest;
+pub mod hang;
 pub mod host;
 pub mod installed;
 pub mod moments;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::artifacts::Artifacts;
-use crate::process::Keeper;
+use crate::process::{Keeper, tail};
 use crate::runtime::Runtime;
 
 /// The environment variable by which the guest library finds the daemon.
@@ -123,14 +123,17 @@ pub fn run(command: Command, limit: Duration) -> Result<Output> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let (stdout, stderr) = (directory.path().join("stdout"), directory.path().join("stderr"));
     let keeper = Keeper::start_split(command, &stdout, &stderr, limit)?;
+    let threads = keeper.threads_at_limit();
     let status = keeper.wait().context("the command's status")?;
     let read = |path: &Path| std::fs::read(path).unwrap_or_default();
     let output = Output { status, stdout: read(&stdout), stderr: read(&stderr) };
     if status.code().is_none() {
+        // The ends come first and are short: who shows a failure shows the beginning of its message.
+        let end = |bytes: &[u8]| tail(&String::from_utf8_lossy(bytes), 15);
+        let (stdout, stderr) = (end(&output.stdout), end(&output.stderr));
+        let threads = threads.get().map_or("", String::as_str);
         bail!(
-            "{status}\n--- stdout:\n{}\n--- stderr:\n{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
+            "{status}\n--- end of stdout:\n{stdout}\n--- end of stderr:\n{stderr}\n--- threads at the limit:\n{threads}"
         );
     }
     Ok(output)

@@ -4,13 +4,15 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+use crate::hang::threads_of_descendants;
 
 /// A process with a limited life, kept by a thread of its own.
 ///
@@ -22,6 +24,7 @@ pub struct Keeper {
     pid: u32,
     log: PathBuf,
     running: Arc<AtomicBool>,
+    threads: Arc<OnceLock<String>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<Option<ExitStatus>>>,
 }
@@ -72,6 +75,8 @@ impl Keeper {
         let (started, start) = mpsc::channel();
         let running = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&running);
+        let threads = Arc::<OnceLock<String>>::default();
+        let at_limit = Arc::clone(&threads);
         let thread = std::thread::spawn(move || {
             let begin = Instant::now();
             let mut child = match command.spawn() {
@@ -87,6 +92,9 @@ impl Keeper {
                     break;
                 }
             }
+            if begin.elapsed() >= limit && matches!(child.try_wait(), Ok(None)) {
+                at_limit.get_or_init(threads_of_descendants);
+            }
             // Fails only when the process has ended already.
             let _ = child.kill();
             let status = child.wait().ok();
@@ -95,7 +103,8 @@ impl Keeper {
         });
         let started = start.recv().with_context(|| format!("the thread that starts {name} ended"))?;
         let (pid, stdin, stdout) = started.with_context(|| format!("start {name}"))?;
-        let keeper = Self { name, pid, log: log.to_owned(), running, stop: Some(stop), thread: Some(thread) };
+        let (log, stop, thread) = (log.to_owned(), Some(stop), Some(thread));
+        let keeper = Self { name, pid, log, running, threads, stop, thread };
         Ok((keeper, stdin, stdout))
     }
 
@@ -132,6 +141,11 @@ impl Keeper {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// What all threads of the test's processes did when this process was killed at its limit; nothing if it was not.
+    pub fn threads_at_limit(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.threads)
     }
 
     /// Waits until the process ends by itself or its limit passes; how it ended, if that could be learnt.
