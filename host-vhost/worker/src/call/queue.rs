@@ -150,11 +150,17 @@ pub fn update_queue(context: &Context, request: &UpdateQueueRequest) -> Outcome<
     let UpdateQueueRequest { ring_va, queue, ring_size, percentage, priority } = *request;
     let update = QueueUpdate { ring: ring_va.0, ring_size, percentage, priority };
     context.kfd.update_queue(queue.0, &update)?;
-    if let Some(Queue { addresses: [ring, ..], .. }) = queues.get_mut(queue) {
+    let updated = queues.get_mut(queue).map(|queue| {
+        let [ring, ..] = &mut queue.addresses;
         *ring = ring_va.0;
-    }
+        (queue.gpu_id.0, queue.doorbell)
+    });
     // A program that makes a queue active is about to ring.
-    context.pump.change(|_| ());
+    context.pump.change(|doorbells| {
+        if let Some((gpu, doorbell)) = updated {
+            doorbells.resize(gpu, doorbell, u64::from(ring_size) / AQL_PACKET_BYTES);
+        }
+    });
     Ok(Reply::of(Nothing {}))
 }
 

@@ -105,6 +105,14 @@ impl Doorbells {
         gpu.live.push(Live { index, last: IDLE, write_index });
     }
 
+    /// An AQL queue has a ring of so many packets from now on; other queues have nothing that depends on it.
+    pub fn resize(&mut self, gpu: u32, index: u64, packets: u64) {
+        let live = self.gpu(gpu).live.iter_mut().find(|live| live.index == index);
+        if let Some((_, slots)) = live.and_then(|live| live.write_index.as_mut()) {
+            *slots = packets;
+        }
+    }
+
     /// The queue is gone.
     pub fn remove(&mut self, gpu: u32, index: u64) {
         self.gpu(gpu).live.retain(|live| live.index != index);

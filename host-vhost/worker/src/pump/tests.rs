@@ -205,6 +205,11 @@ fn the_latest_packet_of_an_aql_queue_is_passed_on_though_an_earlier_one_rang_las
         guest.store(6, rung);
         await_value(&device, 6, passed_on);
     }
+    // A larger ring has room for more packets between the two.
+    pump.change(|doorbells| doorbells.resize(GPU, 6, 256));
+    index.store(7, 300);
+    guest.store(6, 100);
+    await_value(&device, 6, 299);
     // Its memory goes; the queue rings on.
     pump.fence(|words| words.resource == 9);
     queue.set_len(0).unwrap();
