@@ -20,6 +20,7 @@
 compile_error!("the layouts here are those of 64-bit processes");
 
 pub mod bits;
+pub mod caller;
 pub mod counters;
 pub mod debug;
 pub mod event;

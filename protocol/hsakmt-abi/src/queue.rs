@@ -133,6 +133,11 @@ abi_enums! {
     }
 }
 
+impl HsaQueueType {
+    /// SDMA on a given engine (`hsaKmtCreateQueueExt`), in headers since ROCm 6.3.
+    pub const SDMA_BY_ENGINE: HsaQueueType = HsaQueueType(6);
+}
+
 abi_consts! {
     /// Constants of this module for the header check.
     pub const CONSTS;

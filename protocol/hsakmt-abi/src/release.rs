@@ -16,5 +16,9 @@ bitflags::bitflags! {
         const ROCM_5_2_3 = 1 << 0;
         /// ROCm 6.2.4, Debian 13.
         const ROCM_6_2_4 = 1 << 1;
+        /// The version script of 2026 (rocm-systems 0dfa0cb3, libhsakmt.ver), its names for Windows counted in.
+        const EXPORTS_2026 = 1 << 2;
+        /// What ROCr 7.0 to 7.2 looks up by name in `libdtif.so` (thunk_loader.cpp).
+        const ROCR_7 = 1 << 3;
     }
 }

@@ -29,7 +29,7 @@ abi_structs! {
     }
 
     /// A node, in the layout of 356 bytes (ROCm 5.x to 6.2.4). `hsaKmtGetNodeProperties` takes no size, and
-    /// later releases have other layouts: see [`NodePropertiesLayout`].
+    /// later releases have other layouts: see [`CallerLayout`](crate::caller::CallerLayout).
     struct HsaNodeProperties356 = "HsaNodeProperties", size 356, pack 4 {
         /// CPU cores.
         num_cpu_cores as "NumCPUCores": u32 = 0;
@@ -221,24 +221,6 @@ abi_structs! {
         num_ranks as "NumRanks": u32 = 32;
         /// Reserved.
         reserved as "Reserved": [u32; 7] = 36;
-    }
-}
-
-/// The layouts of `HsaNodeProperties`. The function that fills it takes no size, so a library must know which one its
-/// caller was compiled with, and never write more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NodePropertiesLayout {
-    /// [`HsaNodeProperties356`]: ROCm 5.x to 6.2.4.
-    V356,
-}
-
-impl NodePropertiesLayout {
-    /// Size in bytes.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::V356 => size_of::<HsaNodeProperties356>(),
-        }
     }
 }
 
