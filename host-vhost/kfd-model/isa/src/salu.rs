@@ -31,6 +31,14 @@ pub(crate) fn read64(wave: &Wave, src: Src) -> u64 {
     }
 }
 
+/// A 64-bit source that is a signed number: a literal keeps its sign.
+fn read64_signed(wave: &Wave, src: Src) -> i64 {
+    match src {
+        Src::Literal(value) => i64::from(value.cast_signed()),
+        other => read64(wave, other).cast_signed(),
+    }
+}
+
 fn read64_special(wave: &Wave, src: Src, kind: Kind) -> u64 {
     match src {
         // The registers have 64 bits; a 32-bit instruction reads the low half (LLVM's SRC_SHARED_BASE_LO).
@@ -193,7 +201,7 @@ fn sop2(wave: &mut Wave, inst: &Inst) -> Result<(), Stop> {
         Op::SAshrI32 => set32(wave, inst, (a() as i32 >> (b() & 31)) as u32),
         Op::SLshlB64 => set64(wave, inst, read64(wave, s0) << (b() & 63)),
         Op::SLshrB64 => set64(wave, inst, read64(wave, s0) >> (b() & 63)),
-        Op::SAshrI64 => set64(wave, inst, (read64(wave, s0) as i64 >> (b() & 63)) as u64),
+        Op::SAshrI64 => set64(wave, inst, (read64_signed(wave, s0) >> (b() & 63)) as u64),
         Op::SBfmB32 => {
             let value = bfm(u64::from(a() & 31), u64::from(b() & 31)) as u32;
             wave.set_sgpr(destination(inst), value);
@@ -224,7 +232,7 @@ fn sop2(wave: &mut Wave, inst: &Inst) -> Result<(), Stop> {
         }
         Op::SBfeU64 => set64(wave, inst, bfe_u(read64(wave, s0), b() & 63, b() >> 16 & 0x7f)),
         Op::SBfeI64 => {
-            let value = bfe_i(read64(wave, s0) as i64, b() & 63, b() >> 16 & 0x7f, 64);
+            let value = bfe_i(read64_signed(wave, s0), b() & 63, b() >> 16 & 0x7f, 64);
             set64(wave, inst, value as u64);
         }
         Op::SAbsdiffI32 => {

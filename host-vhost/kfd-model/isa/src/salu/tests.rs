@@ -96,6 +96,15 @@ fn constants_are_as_wide_as_the_operand() {
     assert_eq!(on(0, 0, false, &[0xb006_8000]).0, 0xffff_8000); // s_movk_i32 s6, 0x8000
 }
 
+// llvm/llvm-project#70274: hardware extends a literal by its sign for signed operands alone. clang 21 and 22 mask the high half of
+// a product so, without optimisation.
+#[test]
+fn literals_of_64_bits_keep_their_sign_where_the_operand_has_one() {
+    assert_eq!(on(0, 0, false, &[0xbe86_01ff, 0xffff_ffff]).0, 0xffff_ffff); // s_mov_b64 s[6:7], 0xffffffff
+    // s_ashr_i64 s[6:7], 0x80000000, 4
+    assert_eq!(on(0, 0, false, &[0x9086_84ff, 0x8000_0000]).0, 0xffff_ffff_f800_0000);
+}
+
 // LDS_BASE is 1 << 48 and scratch's 2 << 48 (kfd_init_apertures_v9). The high halves of 64 bits in both ways to read them.
 #[test]
 fn apertures_are_those_that_the_driver_tells() {
