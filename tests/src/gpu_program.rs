@@ -26,6 +26,10 @@ pub enum Release {
     Bookworm,
     /// Debian 13: HIP 5.7.1, clang 17; and OpenCL.
     Trixie,
+    /// Debian forky: HIP 6.4.3 on ROCr 6.4.3, which has the thunk inside; clang 21.
+    Forky,
+    /// Debian experimental: HIP 7.2.4 on ROCr 7.2.4, which has the thunk inside; clang 22.
+    Experimental,
 }
 
 /// Where a package set has its things, below its root.
@@ -44,6 +48,9 @@ struct Layout {
 }
 
 impl Release {
+    /// Those whose runtime has AMD's thunk inside, the oldest first.
+    pub const INSIDE: [Self; 2] = [Self::Forky, Self::Experimental];
+
     /// The package set with HIP and its compiler.
     pub fn set(self) -> &'static str {
         self.layout().set
@@ -67,6 +74,24 @@ impl Release {
                 bitcode: "usr/lib/llvm-17/lib/clang/17/amdgcn/bitcode",
                 loader: "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
                 libraries: &["usr/lib/x86_64-linux-gnu", "usr/lib/llvm-17/lib"],
+                lib: "usr/lib",
+            },
+            Self::Forky => Layout {
+                set: "hip-forky",
+                llvm: "usr/lib/llvm-21",
+                resources: "usr/lib/llvm-21/lib/clang/21",
+                bitcode: "usr/lib/llvm-21/lib/clang/21/amdgcn/bitcode",
+                loader: "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+                libraries: &["usr/lib/x86_64-linux-gnu", "usr/lib/llvm-21/lib"],
+                lib: "usr/lib",
+            },
+            Self::Experimental => Layout {
+                set: "hip-experimental",
+                llvm: "usr/lib/llvm-22",
+                resources: "usr/lib/llvm-22/lib/clang/22",
+                bitcode: "usr/lib/llvm-22/lib/clang/22/amdgcn/bitcode",
+                loader: "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+                libraries: &["usr/lib/x86_64-linux-gnu", "usr/lib/llvm-22/lib"],
                 lib: "usr/lib",
             },
         }

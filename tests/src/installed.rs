@@ -15,8 +15,8 @@ pub const PLACE: &str = "opt/virtio-kfd";
 /// Longest time in which a loader lists what it would load.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Puts a program and all libraries of `set` that it needs into an overlay, as the set's own loader finds them here. The name of
-/// the program is `name` in the guest.
+/// Puts a program, or a library that programs load by themselves, and all libraries of `set` that it needs into an overlay, as
+/// the set's own loader finds them here. Its name is `name` in the guest.
 ///
 /// # Errors
 /// The set is not in the cache, or the loader does not find a library.

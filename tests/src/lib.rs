@@ -23,6 +23,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod rocminfo;
 pub mod runtime;
+pub mod seam_guest;
 pub mod talk;
 pub mod transcript;
 pub mod vm;

@@ -1,7 +1,8 @@
 //! `cargo xtask demo`: Debian's rocminfo in an unmodified guest, on a simulated GPU of the host; HIP and OpenCL programs with
-//! `demo hip`.
+//! `demo hip`, and a runtime that carries AMD's thunk inside with `demo rocm7`.
 
 mod hip;
+mod rocm7;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ enum Place {
     Loopback,
     /// HIP and OpenCL programs in a QEMU guest, each of which checks its own results.
     Hip,
+    /// rocminfo and HIP programs of ROCm 7.2, whose runtime carries AMD's thunk inside, in a QEMU guest.
+    Rocm7,
 }
 
 /// Runs the demo; the answer is the exit status of the program.
@@ -60,13 +63,18 @@ pub fn run(options: &Options) -> Result<i32> {
     match options.place {
         Place::Vm => fetcher.ensure("qemu").map(drop)?,
         Place::Hip => hip::fetch(&mut fetcher)?,
+        Place::Rocm7 => rocm7::fetch(&mut fetcher)?,
         Place::Loopback => {}
     }
     workspace.build()?;
     thunk::link(&workspace)?;
     let artifacts = Artifacts::of_workspace(workspace.target(), &cache);
-    if options.place == Place::Hip {
-        let status = hip::run(&workspace, &artifacts, options.verbose)?;
+    let suite = match options.place {
+        Place::Hip => Some(hip::run(&workspace, &artifacts, options.verbose)?),
+        Place::Rocm7 => Some(rocm7::run(&workspace, &artifacts, options.verbose)?),
+        Place::Vm | Place::Loopback => None,
+    };
+    if let Some(status) = suite {
         eprintln!("demo: {:.1} s in all", begin.elapsed().as_secs_f64());
         return Ok(status);
     }
@@ -75,7 +83,7 @@ pub fn run(options: &Options) -> Result<i32> {
         None => ("rocminfo", [].as_slice()),
     };
     let status = match options.place {
-        Place::Vm | Place::Hip => in_guest(&artifacts, options, program, arguments)?,
+        Place::Vm | Place::Hip | Place::Rocm7 => in_guest(&artifacts, options, program, arguments)?,
         Place::Loopback => in_loopback(&artifacts, options, program, arguments)?,
     };
     eprintln!("demo: {program} ended with status {status} ({:.1} s in all)", begin.elapsed().as_secs_f64());

@@ -91,7 +91,7 @@ static void planes()
             exact(label, back, expected);
             std::vector<unsigned char> padding = b.get();
             for (size_t row = 0; row < height; row++)
-                memset(&expected[row * pitch + width], 0x44, more);
+                memset(expected.data() + row * pitch + width, 0x44, more);
             snprintf(label, sizeof label, "padding of width %zu and pitch %zu", width, pitch);
             exact(label, padding, expected);
         }

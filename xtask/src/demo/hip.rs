@@ -15,7 +15,7 @@ use crate::workspace::{Workspace, with_extension};
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The GPU that the programs are compiled for.
-const GPU: &str = "gfx906";
+pub const GPU: &str = "gfx906";
 
 /// Package sets that the demo needs beside those of the base.
 pub fn fetch(fetcher: &mut Fetcher) -> Result<()> {
@@ -81,7 +81,7 @@ fn compile(workspace: &Workspace, artifacts: &Artifacts) -> Result<Vec<Program>>
 }
 
 /// Runs a program and prints its output; whether it ended well.
-fn show(guest: &Guest, name: &str, program: &str, arguments: &[String]) -> Result<bool> {
+pub fn show(guest: &Guest, name: &str, program: &str, arguments: &[String]) -> Result<bool> {
     let output = gpu_guest::run(guest, program, arguments, LIMIT)?;
     println!("== {name} ({:.1} s)\n{}", output.exit.wall_ms as f64 / 1000.0, output.text().trim_end());
     if !output.success() {

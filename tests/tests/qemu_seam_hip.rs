@@ -1,0 +1,93 @@
+//! HIP 6.4.3 and 7.2.4, on runtimes that carry AMD's thunk inside, in an unmodified guest over `libkfd_preload.so`: the programs of
+//! the suite (tests/hip) by an ordinary user. Every line is that of a native run on the model.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use virtio_kfd_tests::gpu_program::{Optimisation, Release};
+use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Under, gpu_guest, need, seam_guest};
+
+const GPU: &str = "gfx906";
+
+/// For one program; a guest's CPU may be emulated, and the first program compiles the runtime's own kernels.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// What differs from loop-back is memory and doorbells, so one optimisation will do, and one program without, which lives in
+/// scratch.
+const SUITE: &[(&str, Optimisation)] = &[
+    ("vectors", Optimisation::Full),
+    ("matrix", Optimisation::Full),
+    ("reduce", Optimisation::Full),
+    ("sort", Optimisation::Full),
+    ("lanes", Optimisation::Full),
+    ("integers", Optimisation::Full),
+    ("floats", Optimisation::Full),
+    ("doubles", Optimisation::Full),
+    ("halves", Optimisation::Full),
+    ("scratch", Optimisation::Full),
+    ("scratch", Optimisation::None),
+    ("atomics", Optimisation::Full),
+    ("printf", Optimisation::Full),
+    ("buffers", Optimisation::Full),
+    ("memory", Optimisation::Full),
+    ("streams", Optimisation::Full),
+];
+
+fn source(name: &str) -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.join("tests/hip").join(format!("{name}.hip"))
+}
+
+/// Runs the programs in a guest of their own, and natively.
+fn suite(release: Release) {
+    let artifacts = need!(Artifacts::find());
+    let programs = need!(GpuPrograms::find(&artifacts, release));
+    need!(artifacts.qemu());
+    need!(artifacts.image());
+    need!(artifacts.agent());
+    need!(artifacts.program("vhost-user-kfd"));
+    need!(artifacts.program("libkfd_model_preload.so"));
+    need!(artifacts.program("libkfd_preload.so"));
+    let (set, runtime) = (release.set(), programs.runtime());
+    let mut built = Vec::new();
+    for (name, optimisation) in SUITE {
+        let file = programs.hip(&source(name), GPU, *optimisation).unwrap();
+        built.push((format!("{name}{}", optimisation.option()), file));
+    }
+    let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
+    let guest = seam_guest::describe(&artifacts, release, daemon.socket(), &built)
+        .unwrap()
+        .limit(Duration::from_secs(3000))
+        .boot()
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    gpu_guest::open_to_all(&guest).unwrap();
+    let kept = artifacts.cache().path("comgr").unwrap();
+    for (name, file) in &built {
+        let under = Under::model(&artifacts, GPU).unwrap();
+        let mut natively = under.command(&runtime, file).unwrap();
+        natively.env("AMD_COMGR_CACHE_DIR", &kept);
+        let native = text(natively, LIMIT).unwrap();
+        assert!(native.ends_with(": all right\n"), "{name} on the model:\n{native}");
+        let call = seam_guest::call(release, name);
+        let output = gpu_guest::run(&guest, &call, &[], LIMIT).unwrap();
+        let report = || format!("{output}\n{}\n{}", daemon.report(), guest.vm().report());
+        assert!(output.success(), "{set}, {name}: {}", report());
+        assert_eq!(native, output.text(), "{set}, {name}: natively, in the guest: {}", report());
+        println!("{set}, {name}: {} lines, {} ms", native.lines().count(), output.exit.wall_ms);
+    }
+    let kernel = guest.run(&Command::shell("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"));
+    assert_eq!(kernel.unwrap().text(), "", "the guest's kernel had nothing to complain of");
+}
+
+#[test]
+fn hip_6_4_gives_the_native_results() {
+    suite(Release::Forky);
+}
+
+#[test]
+fn hip_7_2_gives_the_native_results() {
+    suite(Release::Experimental);
+}
