@@ -5,6 +5,7 @@ pub mod cross;
 pub mod event;
 pub mod lock;
 pub mod memory;
+pub mod moves;
 pub mod open;
 pub mod process;
 pub mod queue;

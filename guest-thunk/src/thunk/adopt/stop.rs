@@ -24,6 +24,7 @@ use super::signals::Blocked;
 use super::syscall::call;
 use super::tasks::{is_dead, next_thread};
 use crate::thunk::lock::lock;
+use crate::thunk::moves::Alone;
 
 /// Most threads that can be stopped.
 const MAX_THREADS: usize = 32 << 10;
@@ -215,6 +216,8 @@ impl Stopped {
         let stack = arena.stack.get().cast::<u8>().wrapping_add(size_of_val(&arena.stack)).cast();
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_UNTRACED;
         let argument = ptr::from_ref(arena).cast_mut().cast();
+        // What moves is not stopped.
+        let _alone = Alone::new();
         // SAFETY: the stack is the arena's, which only one tracer uses at a time and which is never unmapped; `trace` is
         // made for a process that shares the memory.
         let tracer = unsafe { libc::clone(trace, stack, flags, argument) };

@@ -26,6 +26,7 @@ use crate::client::{Client, ClientError};
 use crate::thunk::Thunk;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::memory::block::Block;
+use crate::thunk::moves::Alone;
 use crate::thunk::refusal::{Level, say};
 use crate::thunk::userfault::{Event, MOVES, Mode, Userfault};
 
@@ -122,6 +123,7 @@ impl Armed {
         make_empty(&empty)?;
         let to = block.start();
         let mut rung = false;
+        let _alone = Alone::new();
         thread::scope(|scope| {
             let mover = thread::Builder::new().stack_size(STACK_BYTES);
             // The kernel holds the mover until what it says of the move has been read, which may come after a fault.
