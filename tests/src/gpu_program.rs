@@ -202,6 +202,45 @@ impl GpuPrograms {
         self.compile("clang", source, &options, &["-l:libOpenCL.so.1", "-lm", "-lpthread"])
     }
 
+    /// Compiles the kernels of an OpenCL program built by [`opencl`](Self::opencl) to a code object for one GPU, which the program
+    /// takes in place of its source (`@` and the path as its argument). The source is what the program prints when
+    /// its argument is `source`.
+    ///
+    /// # Errors
+    /// As for [`hip`](Self::hip), or a program that does not print its source.
+    pub fn opencl_kernels(
+        &self,
+        program: &Path,
+        name: &str,
+        gpu: &str,
+        optimisation: Optimisation,
+    ) -> Result<PathBuf> {
+        let path = program.to_str().context("the path of a program is not UTF-8")?;
+        // Debian 13's, whatever compiles the kernels.
+        let mut printer = Self::runtime_of(&self.cache, Release::Trixie)?.command(path)?;
+        printer.arg("source");
+        let printed = run(printer, LIMIT).with_context(|| format!("the kernels of {name}"))?;
+        if !printed.status.success() || printed.stdout.is_empty() {
+            bail!("{name} did not print its kernels: {}", String::from_utf8_lossy(&printed.stderr));
+        }
+        let directory = tempfile::tempdir().context("make a directory")?;
+        let source = directory.path().join(format!("{name}.cl"));
+        fs::write(&source, &printed.stdout).with_context(|| format!("write {}", source.display()))?;
+        let target = format!("-mcpu={gpu}");
+        let options =
+            ["-x", "cl", "-cl-std=CL2.0", "-target", "amdgcn-amd-amdhsa", &target, optimisation.option()];
+        self.compile(
+            "clang",
+            &source,
+            &[&options[..], &["-Xclang", "-finclude-default-header"]].concat(),
+            &[],
+        )
+    }
+
+    fn runtime_of(cache: &Cache, release: Release) -> Result<Runtime> {
+        Ok(Runtime::new(packages::offline(cache, release.set())?.root()))
+    }
+
     fn compile(
         &self,
         compiler: &str,

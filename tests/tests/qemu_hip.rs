@@ -1,40 +1,45 @@
-//! HIP and OpenCL in a guest: the programs of the suite and Debian's clinfo, by an ordinary user. Every line is that of a
-//! native run on the model.
+//! HIP and OpenCL in a guest: the programs of the suite, some of Piglit's tests and Debian's clinfo, by an ordinary user. Every line
+//! is that of a native run on the model.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
+
+#[path = "wild/ends.rs"]
+mod ends;
+#[path = "opencl/piglit.rs"]
+mod piglit;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use piglit::Piglit;
 use virtio_kfd_tests::gpu_guest::{self, Program};
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Under, need};
+use virtio_kfd_tests::process::Keeper;
+use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Guest, Under, need};
 
 const GPU: &str = "gfx906";
 
 /// For one program; a guest's CPU may be emulated.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What runs in the guest: what differs from loop-back is memory and doorbells, so one optimisation will do, and one program
-/// without, which lives in scratch.
-const SUITE: &[(&str, Optimisation)] = &[
-    ("vectors", Optimisation::Full),
-    ("matrix", Optimisation::Full),
-    ("reduce", Optimisation::Full),
-    ("sort", Optimisation::Full),
-    ("lanes", Optimisation::Full),
-    ("integers", Optimisation::Full),
-    ("floats", Optimisation::Full),
-    ("doubles", Optimisation::Full),
-    ("halves", Optimisation::Full),
-    ("scratch", Optimisation::Full),
-    ("scratch", Optimisation::None),
-    ("atomics", Optimisation::Full),
-    ("printf", Optimisation::Full),
-    ("buffers", Optimisation::Full),
-    ("memory", Optimisation::Full),
-    ("streams", Optimisation::Full),
+/// The suite; with optimisation each program runs, without it those of [`USUAL`] or all.
+const SUITE: &[&str] = &[
+    "vectors", "matrix", "reduce", "sort", "lanes", "integers", "floats", "doubles", "halves", "scratch",
+    "atomics", "printf", "buffers", "memory", "streams",
 ];
+
+/// What runs without optimisation each time: what differs from loop-back is memory and doorbells, and each program takes ten times
+/// as long on an emulated CPU.
+const USUAL: &[&str] = &["scratch", "reduce", "atomics", "printf", "streams"];
+
+/// `all` runs all programs without optimisation as well.
+const LEVELS: &str = "VIRTIO_KFD_TEST_LEVELS";
+
+/// Tests of Piglit; tests/opencl_piglit.rs runs more, but none with macros of OpenCL C as the last two.
+const PIGLIT: &[&str] = &["calls.cl", "local-memory.cl", "load-hi16.cl"];
+
+/// The OpenCL programs and what they are told besides how their kernels are compiled.
+const OPENCL: &[(&str, &str)] = &[("kernels", ""), ("maths", ""), ("memory", ""), ("profiling", "loose")];
 
 fn source(place: &str) -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
@@ -62,31 +67,47 @@ fn programs_give_the_native_results() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let mut programs: Vec<Program> = SUITE
-        .iter()
-        .map(|(name, optimisation)| {
-            Program::hip(&artifacts, &source(&format!("hip/{name}.hip")), GPU, *optimisation).unwrap()
-        })
-        .collect();
-    for (name, arguments) in [
-        ("kernels", ["-O3", ""]),
-        ("maths", ["-O3", ""]),
-        ("memory", ["-O3", ""]),
-        ("profiling", ["-O3", "loose"]),
-    ] {
-        let file = trixie.opencl(&source(&format!("opencl/{name}.c"))).unwrap();
-        let arguments = arguments.map(str::to_owned).to_vec();
-        let adopts = name == "memory";
-        programs.push(Program { name: format!("opencl-{name}"), file, arguments, adopts });
+    let bookworm = need!(GpuPrograms::find(&artifacts, Release::Bookworm));
+    let mut programs = Vec::new();
+    let all = std::env::var(LEVELS).is_ok_and(|levels| levels == "all");
+    for (name, optimisation) in SUITE.iter().flat_map(|name| Optimisation::ALL.map(|how| (name, how))) {
+        if optimisation == Optimisation::None && !all && !USUAL.contains(name) {
+            continue;
+        }
+        let source = source(&format!("hip/{name}.hip"));
+        let program = Program::hip(&artifacts, &source, GPU, optimisation).unwrap();
+        programs.push((program, Vec::new()));
     }
-    let wild = Program {
-        name: "wild".to_owned(),
-        file: trixie.hip(&source("wild/wild.hip"), GPU, Optimisation::Full).unwrap(),
-        arguments: Vec::new(),
-        adopts: false,
-    };
+    // Code objects that OpenCL programs load.
+    let mut data = Vec::new();
+    for (name, more) in OPENCL {
+        let file = trixie.opencl(&source(&format!("opencl/{name}.c"))).unwrap();
+        let code = bookworm.opencl_kernels(&file, name, GPU, Optimisation::None).unwrap();
+        let there = data_of(&format!("opencl-{name}.co"), &code);
+        let unoptimised = [&there.place(), code.to_str().unwrap()].map(|place| format!("@{place}"));
+        let optimised = ["-O3", "-O3"].map(str::to_owned);
+        for (level, [guest, native]) in [("-O0", unoptimised), ("-O3", optimised)] {
+            let program = Program {
+                name: format!("opencl-{name}{level}"),
+                file: file.clone(),
+                arguments: vec![guest, (*more).to_owned()],
+                adopts: *name == "memory",
+            };
+            programs.push((program, vec![native, (*more).to_owned()]));
+        }
+        data.push(there);
+    }
+    let wild = data_of("wild", &trixie.hip(&source("wild/wild.hip"), GPU, Optimisation::Full).unwrap());
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
-    let in_image: Vec<Program> = programs.iter().chain([&wild]).cloned().collect();
+    let of_piglit = match Piglit::find(&artifacts) {
+        Ok(piglit) => piglit_files(&piglit),
+        Err(error) => {
+            println!("skipped: Piglit's tests: {error:#}");
+            Vec::new()
+        }
+    };
+    let suite = programs.iter().map(|(program, _)| program);
+    let in_image: Vec<Program> = suite.chain(&data).chain(&of_piglit).chain([&wild]).cloned().collect();
     let builder = need!(gpu_guest::describe(&artifacts, daemon.socket(), &in_image));
     let guest = builder
         .limit(Duration::from_secs(3000))
@@ -100,7 +121,7 @@ fn programs_give_the_native_results() {
         command.args(arguments).env("OCL_ICD_VENDORS", trixie.opencl_vendors());
         text(command, LIMIT).unwrap()
     };
-    for program in &programs {
+    for (program, on_host) in &programs {
         let name = &program.name;
         let output = gpu_guest::run(&guest, &program.call(), &program.arguments, LIMIT).unwrap();
         let found = output.text();
@@ -111,7 +132,7 @@ fn programs_give_the_native_results() {
             daemon.report(),
             guest.vm().report()
         );
-        same(name, &native(&program.file, &program.arguments), &found);
+        same(name, &native(&program.file, on_host), &found);
         println!("{name} ({} ms)\n{found}", output.exit.wall_ms);
     }
 
@@ -121,23 +142,99 @@ fn programs_give_the_native_results() {
     assert!(output.text().contains("gfx906:sramecc-:xnack-"), "{output}");
     same("clinfo", &native(Path::new("clinfo"), &[]), &output.text());
 
-    // A kernel of one process that never ends: others go on, and it can be killed.
-    let mut endless = guest.spawn(&Command::new(&wild.place()).arg("loop").limit(2 * LIMIT)).unwrap();
-    endless.wait_for("loop", LIMIT).unwrap();
-    let beside = gpu_guest::run(&guest, &wild.place(), &["fine".to_owned()], LIMIT).unwrap();
-    assert!(beside.success(), "beside an endless kernel: {beside}\n{}", daemon.report());
-    endless.kill().unwrap();
-    assert_eq!(endless.wait().unwrap().exit.signal, Some(9));
-    // And one that faults.
-    let faulty = gpu_guest::run(&guest, &wild.place(), &["store".to_owned()], LIMIT).unwrap();
-    assert!(
-        !faulty.success()
-            && String::from_utf8_lossy(&faulty.stderr).contains("Memory access fault by GPU node-1"),
-        "{faulty}"
-    );
-    let after = gpu_guest::run(&guest, &wild.place(), &["fine".to_owned()], LIMIT).unwrap();
-    assert!(after.success(), "after a fault: {after}\n{}", daemon.report());
+    let directory = Path::new(&wild.place()).parent().unwrap().to_str().unwrap().to_owned();
+    for name in PIGLIT.iter().filter(|_| !of_piglit.is_empty()) {
+        let call = format!("LD_LIBRARY_PATH={directory} {directory}/cl-program-tester {directory}/{name}");
+        let output = gpu_guest::run(&guest, &call, &[], LIMIT).unwrap();
+        let results = piglit::results(&output.text());
+        assert_eq!(
+            results.last().map(String::as_str),
+            Some(piglit::PASS),
+            "{name}: {output}\n{}",
+            daemon.report()
+        );
+        println!("Piglit's {name}: {} results ({} ms)", results.len(), output.exit.wall_ms);
+    }
+
+    wild_kernels(&Wild {
+        artifacts: &artifacts,
+        guest: &guest,
+        daemon: &daemon,
+        program: &wild,
+        programs: &trixie,
+    });
 
     let kernel = guest.run(&Command::shell("dmesg | grep -E 'WARNING:|BUG:|Oops' || true")).unwrap();
     assert_eq!(kernel.text(), "", "the guest's kernel had nothing to complain of");
+}
+
+fn piglit_files(piglit: &Piglit) -> Vec<Program> {
+    let mut files = vec![data_of("cl-program-tester", &piglit.tester())];
+    for library in piglit.libraries() {
+        let file = library.canonicalize().unwrap();
+        files.push(data_of(library.file_name().unwrap().to_str().unwrap(), &file));
+    }
+    let programs = piglit.programs().unwrap();
+    for name in PIGLIT {
+        files.push(data_of(name, programs.iter().find(|path| path.ends_with(name)).unwrap()));
+    }
+    files
+}
+
+/// A file for the guest.
+fn data_of(name: &str, file: &Path) -> Program {
+    Program { name: name.to_owned(), file: file.to_owned(), arguments: Vec::new(), adopts: false }
+}
+
+/// What is needed to run kernels that go wrong.
+struct Wild<'a> {
+    artifacts: &'a Artifacts,
+    guest: &'a Guest,
+    daemon: &'a Daemon,
+    program: &'a Program,
+    programs: &'a GpuPrograms,
+}
+
+/// Kernels that go wrong are reported to their own process (as in `hip_wild`), or can be killed, while one neighbour in the same
+/// guest and one in another VM (a loop-back program with a daemon of its own) run right ones all the time.
+fn wild_kernels(wild: &Wild<'_>) {
+    let (guest, daemon, place) = (wild.guest, wild.daemon, wild.program.place());
+    let directory = tempfile::tempdir().unwrap();
+    let (log, stop) = (directory.path().join("neighbour"), directory.path().join("stop"));
+    let vm = Daemon::start(wild.artifacts, &format!("model:{GPU}"), &[]).unwrap();
+    let under = Under::loopback(wild.artifacts, vm.socket()).unwrap();
+    let mut command = under.command(&wild.programs.runtime(), &wild.program.file).unwrap();
+    command.arg("keep").arg(&stop);
+    let outside = Keeper::start(command, &log, 10 * LIMIT).unwrap();
+    let keep = Command::new(&place).args(&["keep", "/tmp/stop"]).limit(10 * LIMIT);
+    let mut inside = guest.spawn(&keep).unwrap();
+    inside.wait_for("at work", LIMIT).unwrap();
+
+    let mut endless = guest.spawn(&Command::new(&place).arg("loop").limit(10 * LIMIT)).unwrap();
+    endless.wait_for("loop", LIMIT).unwrap();
+    let run = |kind: &str| {
+        // The shell's status of a process that ended with a signal is 128 and its number.
+        gpu_guest::run(guest, &format!("{place} {kind} 2>&1; echo status $?"), &[], LIMIT).unwrap().text()
+    };
+    for (kind, said) in ends::ABORTED {
+        let text = run(kind);
+        assert!(text.contains(said) && text.ends_with("status 134\n"), "{kind}: {text}\n{}", daemon.report());
+    }
+    assert_eq!(run("absurd"), format!("{}status 1\n", ends::ABSURD));
+    endless.kill().unwrap();
+    assert_eq!(endless.wait().unwrap().exit.signal, Some(9));
+    let after = run("fine");
+    assert!(after.ends_with("results: right\nstatus 0\n"), "afterwards: {after}\n{}", daemon.report());
+
+    guest.run(&Command::shell("touch /tmp/stop")).unwrap().checked().unwrap();
+    let inside = inside.wait().unwrap();
+    assert!(inside.success() && inside.text() == ends::KEPT, "{inside}\n{}", daemon.report());
+    std::fs::write(&stop, "").unwrap();
+    let status = outside.wait().unwrap();
+    assert_eq!(
+        (status.code(), &*std::fs::read_to_string(&log).unwrap()),
+        (Some(0), ends::KEPT),
+        "{}",
+        vm.report()
+    );
 }

@@ -156,6 +156,10 @@ fn unmodified_runtimes_of_both_releases_in_a_guest() {
         let kernels = stack.run(&in_guest(set, "kernels"));
         assert_eq!(kernels, expected::kernels(PROFILE), "{set}: {}", stack.daemon.report());
         println!("{set}, kernels: {:?}", begin.elapsed());
+        // Dispatches that no GPU can run: see `rocr.rs`.
+        let dispatches = stack.run(&in_guest(set, "dispatches"));
+        assert_eq!(dispatches, expected::dispatches(PROFILE), "{set}: {}", stack.daemon.report());
+        println!("{set}, dispatches: {:?}", begin.elapsed());
     }
     // With the guest's own loader, so that it can execute itself.
     let begin = Instant::now();

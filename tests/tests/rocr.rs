@@ -113,42 +113,6 @@ fn kernels_of_the_runtime_fill_and_copy() {
     }
 }
 
-/// All that the section "dispatches" prints on a GPU of this name. The statuses are those of ROCr's
-/// `AqlQueue::DynamicQueueEventsHandler` for what the packet processor found.
-fn expected_dispatches(name: &str) -> String {
-    let mut text =
-        format!("= agents\nGPUs: 1\n{name}, pool with flags 4\n= dispatches\na good one is done\n");
-    let mut wrong = |what: &str, status: &str| {
-        text.push_str(&format!(
-            "{what}
-the callback: HSA_STATUS_ERROR_{status}
-for this queue: yes
-it is not done: yes
-the other queue runs, one error: yes
-"
-        ));
-    };
-    wrong("65535 x 65535 x 65535 work-items in a workgroup", "INVALID_ARGUMENT");
-    wrong("1025 work-items in a workgroup", "INVALID_ARGUMENT");
-    wrong("no dimensions", "INCOMPATIBLE_ARGUMENTS");
-    for _ in 0..3 {
-        wrong("a grid of nothing", "INCOMPATIBLE_ARGUMENTS");
-        wrong("workgroups of nothing", "INCOMPATIBLE_ARGUMENTS");
-    }
-    wrong("4 GiB of group memory", "INVALID_ALLOCATION");
-    wrong("no kernel", "INVALID_CODE_OBJECT");
-    text.push_str(
-        "beside an endless grid one is done
-the endless one is not: yes
-its queue is destroyed
-and another one is done
-= end
-failures: 0
-",
-    );
-    text
-}
-
 /// What `hip_wild` cannot ask for, since HIP does not let it through: workgroups that are too large or empty, a grid
 /// that never ends.
 #[test]
@@ -163,7 +127,7 @@ fn dispatches_that_no_gpu_can_run_stop_their_queue_alone() {
             command.arg(section).env_remove(REGISTER);
             command
         };
-        let expected = expected_dispatches("gfx906");
+        let expected = expected::dispatches("gfx906");
         let model = Under::model(&artifacts, "gfx906").unwrap();
         assert_eq!(text(command(&model, "dispatches"), LIMIT).unwrap(), expected, "{set}, natively");
 

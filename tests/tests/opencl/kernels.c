@@ -271,6 +271,7 @@ static void conversions(void)
 
 int main(int count, char **arguments)
 {
+    print_source(count, arguments, source);
     start(0);
     program = build(source, count > 1 ? arguments[1] : "");
     additions();

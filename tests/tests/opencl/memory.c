@@ -141,6 +141,7 @@ static void shared(cl_kernel kernel)
 
 int main(int count, char **arguments)
 {
+    print_source(count, arguments, source);
     start(0);
     cl_program program = build(source, count > 1 ? arguments[1] : "");
     cl_kernel kernel = kernel_of(program, "twice");

@@ -26,6 +26,7 @@ static struct times times_of(cl_event event)
 
 int main(int count, char **arguments)
 {
+    print_source(count, arguments, source);
     static unsigned a[N], back[N], expected[N];
     static cl_event events[KERNELS + COPIES + 1];
     int number = 0, ordered = 1, none_zero = 1, kernels_take_time = 1, apart = 1;

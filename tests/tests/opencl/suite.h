@@ -1,6 +1,7 @@
 // What the OpenCL programs share: checked calls, one device with a queue, kernels built from source, result lines.
 //
-// The only argument is an option for the kernels' compiler, such as -cl-opt-disable.
+// The first argument is an option for the kernels' compiler in the runtime, such as -O3; or @ and the path of a code object of the
+// same kernels that a compiler has made before; or `source`, for that compiler: then they are printed and nothing runs.
 #pragma once
 
 #include <CL/cl.h>
@@ -53,10 +54,42 @@ static void __attribute__((unused)) start(cl_command_queue_properties properties
     queue = queue_of(properties);
 }
 
+// For `source` as the argument: needs no device.
+static void __attribute__((unused)) print_source(int count, char **arguments, const char *source)
+{
+    if (count < 2 || strcmp(arguments[1], "source") != 0)
+        return;
+    fputs(source, stdout);
+    exit(fflush(stdout) != 0);
+}
+
+static cl_program __attribute__((unused)) load(const char *path)
+{
+    static unsigned char code[1 << 22];
+    FILE *file = fopen(path, "rb");
+    size_t bytes = file ? fread(code, 1, sizeof code, file) : 0;
+    if (bytes == 0 || bytes == sizeof code) {
+        printf("%s: no code object, or one that is too large\n", path);
+        exit(3);
+    }
+    fclose(file);
+    const unsigned char *binary = code;
+    cl_int status = CL_SUCCESS;
+    cl_program program;
+    CLE(program, clCreateProgramWithBinary(context, 1, &device, &bytes, &binary, &status, &error));
+    CL(status);
+    return program;
+}
+
 static cl_program __attribute__((unused)) build(const char *source, const char *options)
 {
     cl_program program;
-    CLE(program, clCreateProgramWithSource(context, 1, &source, NULL, &error));
+    if (options[0] == '@') {
+        program = load(options + 1);
+        options = "";
+    } else {
+        CLE(program, clCreateProgramWithSource(context, 1, &source, NULL, &error));
+    }
     if (clBuildProgram(program, 1, &device, options, NULL, NULL) != CL_SUCCESS) {
         static char log[16384];
         clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, sizeof log - 1, log, NULL);

@@ -190,3 +190,39 @@ pub fn check(place: &str, outcome: &Outcome) {
         assert_eq!(count, times, "{place}: {line:?} in\n{}", outcome.lines.join("\n"));
     }
 }
+
+/// All that the section "dispatches" prints on a GPU of this name. The statuses are those of ROCr's
+/// `AqlQueue::DynamicQueueEventsHandler` for what the packet processor found.
+pub fn dispatches(name: &str) -> String {
+    let mut text =
+        format!("= agents\nGPUs: 1\n{name}, pool with flags 4\n= dispatches\na good one is done\n");
+    let mut wrong = |what: &str, status: &str| {
+        text.push_str(&format!(
+            "{what}
+the callback: HSA_STATUS_ERROR_{status}
+for this queue: yes
+it is not done: yes
+the other queue runs, one error: yes
+"
+        ));
+    };
+    wrong("65535 x 65535 x 65535 work-items in a workgroup", "INVALID_ARGUMENT");
+    wrong("1025 work-items in a workgroup", "INVALID_ARGUMENT");
+    wrong("no dimensions", "INCOMPATIBLE_ARGUMENTS");
+    for _ in 0..3 {
+        wrong("a grid of nothing", "INCOMPATIBLE_ARGUMENTS");
+        wrong("workgroups of nothing", "INCOMPATIBLE_ARGUMENTS");
+    }
+    wrong("4 GiB of group memory", "INVALID_ALLOCATION");
+    wrong("no kernel", "INVALID_CODE_OBJECT");
+    text.push_str(
+        "beside an endless grid one is done
+the endless one is not: yes
+its queue is destroyed
+and another one is done
+= end
+failures: 0
+",
+    );
+    text
+}

@@ -1,9 +1,12 @@
-// Kernels that go wrong, one for each argument: what the process learns of it is up to the runtime.
+// Kernels that go wrong, one for each argument: what the process learns of it is up to the runtime. `keep FILE` is a neighbour
+// of such processes: it runs kernels that are right until the file is there.
 #include <hip/hip_runtime.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include <unistd.h>
 
 __global__ void store_nowhere(unsigned *words)
 {
@@ -52,12 +55,39 @@ __global__ void fine(unsigned *words)
     words[threadIdx.x] = threadIdx.x * 3;
 }
 
+static int keep(unsigned *words, const char *file)
+{
+    unsigned rounds = 0;
+    for (; access(file, F_OK) != 0; rounds++) {
+        unsigned back[64] = {0};
+        if (hipMemset(words, 0, sizeof back) != hipSuccess)
+            return 4;
+        fine<<<dim3(1), dim3(64)>>>(words);
+        if (hipDeviceSynchronize() != hipSuccess || hipMemcpy(back, words, sizeof back, hipMemcpyDeviceToHost) != hipSuccess)
+            return 4;
+        for (unsigned i = 0; i < 64; i++) {
+            if (back[i] != i * 3) {
+                printf("round %u: word %u is %u\n", rounds, i, back[i]);
+                return 1;
+            }
+        }
+        if (rounds == 0) {
+            printf("at work\n");
+            fflush(stdout);
+        }
+    }
+    printf("%s\n", rounds > 1 ? "all rounds right" : "no rounds");
+    return 0;
+}
+
 int main(int count, char **arguments)
 {
     const char *kind = count > 1 ? arguments[1] : "fine";
     unsigned *words, back[64] = {0};
     if (hipMalloc(reinterpret_cast<void **>(&words), 4096) != hipSuccess || hipMemset(words, 0, 4096) != hipSuccess)
         return 3;
+    if (!strcmp(kind, "keep"))
+        return count > 2 ? keep(words, arguments[2]) : 3;
     dim3 grid(1), block(64);
     printf("%s\n", kind);
     fflush(stdout);
