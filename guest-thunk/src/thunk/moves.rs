@@ -20,7 +20,7 @@ pub struct Alone(());
 
 impl Alone {
     /// Waits for it. The thread can be stopped meanwhile.
-    pub fn new() -> Self {
+    pub fn wait() -> Self {
         let own = std::process::id();
         loop {
             match OWNER.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
@@ -55,7 +55,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let _alone = Alone::new();
+                        let _alone = Alone::wait();
                         // Without the lock another thread's sum would be lost.
                         let seen = count.load(Ordering::Relaxed);
                         thread::yield_now();
@@ -66,9 +66,9 @@ mod tests {
         });
         assert_eq!(count.load(Ordering::Relaxed), 2000);
         // As a child finds it whose parent had it: no process has a number as high (PID_MAX_LIMIT).
-        let alone = Alone::new();
+        let alone = Alone::wait();
         OWNER.store(1 << 23, Ordering::Relaxed);
-        drop(Alone::new());
+        drop(Alone::wait());
         drop(alone);
     }
 }

@@ -217,7 +217,7 @@ impl Stopped {
         let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_UNTRACED;
         let argument = ptr::from_ref(arena).cast_mut().cast();
         // What moves is not stopped.
-        let _alone = Alone::new();
+        let _alone = Alone::wait();
         // SAFETY: the stack is the arena's, which only one tracer uses at a time and which is never unmapped; `trace` is
         // made for a process that shares the memory.
         let tracer = unsafe { libc::clone(trace, stack, flags, argument) };

@@ -123,7 +123,7 @@ impl Armed {
         make_empty(&empty)?;
         let to = block.start();
         let mut rung = false;
-        let _alone = Alone::new();
+        let _alone = Alone::wait();
         thread::scope(|scope| {
             let mover = thread::Builder::new().stack_size(STACK_BYTES);
             // The kernel holds the mover until what it says of the move has been read, which may come after a fault.
