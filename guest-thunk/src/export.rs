@@ -1,7 +1,9 @@
 //! The C API: the only `extern "C"` functions. Each checks its pointers, calls the logic, and turns every outcome, a panic
 //! included, into a status. What the functions can do stands in one table, of which docs/coverage.md is made.
 
+pub mod caller;
 pub mod debug;
+pub mod dtif;
 pub mod event;
 pub mod graphics;
 pub mod libdrm;

@@ -3,16 +3,21 @@
 //! that trixie's libhsa-runtime64 imports and calls with device handles of the thunk; `libdrm-besides.txt` those that it
 //! looks up by name (`amdgpu_device_get_fd`), or whose counterpart it imports; `libdrm-2.4.124-with-handles.txt` all others
 //! whose first argument is the handle of a device or a buffer, by trixie's amdgpu.h.
+//!
+//! For other callers, from rocm-systems: `libhsakmt-2026.txt` is libhsakmt.ver of 0dfa0cb3, its names for Windows counted in;
+//! `dtif-rocr-7.txt` what thunk_loader.cpp of ROCr 7.2 looks up in libdtif.so; `vhsakmt-2025-08.txt` libhsakmt_virtio.ver of
+//! 1b1610fc; `vhsakmt-2026.txt` the functions of hsakmt_virtio.h in the middle of 2026.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use guest_thunk::export::{EXPORTS, LIBDRM, LIBDRM_REFUSED};
+use guest_thunk::export::{EXPORTS, LIBDRM, LIBDRM_REFUSED, dtif};
 use object::Endianness;
 use object::elf::{FileHeader64, SHT_DYNSYM};
+use object::read::archive::ArchiveFile;
 use object::read::elf::{FileHeader, Sym};
 
 fn golden(name: &str) -> Vec<String> {
@@ -34,11 +39,31 @@ fn the_table_has_every_function_of_debians_libraries() {
         ("libdrm-of-rocr-6.1.2.txt", 7),
         ("libdrm-besides.txt", 2),
         ("libdrm-2.4.124-with-handles.txt", 53),
+        ("libhsakmt-2026.txt", 109),
     ] {
         let names = golden(list);
         assert_eq!(names.len(), count, "{list}");
         for name in names {
             assert!(ours.contains(&name.as_str()), "{name} of {list} is not exported");
+        }
+    }
+}
+
+#[test]
+fn the_table_has_what_other_callers_ask_for() {
+    let mut ours = ours();
+    ours.extend(dtif::NAMES);
+    let names = golden("dtif-rocr-7.txt");
+    assert_eq!(names.len(), 106);
+    for name in names {
+        assert!(ours.contains(&name.as_str()), "{name} of ROCr 7's loader");
+    }
+    for (list, count) in [("vhsakmt-2025-08.txt", 40), ("vhsakmt-2026.txt", 80)] {
+        let names = golden(list);
+        assert_eq!(names.len(), count, "{list}");
+        for name in names {
+            let without = name.strip_prefix('v').unwrap();
+            assert!(ours.contains(&without), "{name} of {list} is not there");
         }
     }
 }
@@ -51,6 +76,8 @@ fn the_table_has_nothing_else() {
         "libdrm-of-rocr-6.1.2.txt",
         "libdrm-besides.txt",
         "libdrm-2.4.124-with-handles.txt",
+        "libhsakmt-2026.txt",
+        "dtif-rocr-7.txt",
     ];
     let theirs: Vec<String> = lists.into_iter().flat_map(golden).collect();
     for name in ours() {
@@ -77,14 +104,57 @@ fn dynamic(data: &[u8]) -> BTreeMap<String, Option<String>> {
     found
 }
 
-#[test]
-fn the_linked_library_exports_the_table_and_its_version() {
-    let Some(path) = std::env::var_os("VIRTIO_KFD_THUNK") else {
+/// The linked `libhsakmt.so.1`, beside which the other libraries are.
+fn linked() -> Option<PathBuf> {
+    let path = std::env::var_os("VIRTIO_KFD_THUNK").map(PathBuf::from);
+    if path.is_none() {
         println!(
             "SKIP: VIRTIO_KFD_THUNK does not name a linked libhsakmt.so.1 (cargo xtask link-thunk makes one)"
         );
-        return;
-    };
+    }
+    path
+}
+
+#[test]
+fn libdtif_exports_what_the_loader_asks_for() {
+    let Some(path) = linked() else { return };
+    let found = dynamic(&fs::read(path.with_file_name("libdtif.so")).unwrap());
+    for name in golden("dtif-rocr-7.txt") {
+        assert_eq!(found.get(&name), Some(&None), "{name}");
+    }
+    for name in found.keys() {
+        assert!(ours().contains(&name.as_str()) || dtif::NAMES.contains(&name.as_str()), "{name}");
+    }
+}
+
+#[test]
+fn libhsakmt_virtio_exports_the_same_with_a_v_and_nothing_else() {
+    let Some(path) = linked() else { return };
+    let expected: Vec<String> = ours().iter().map(|name| format!("v{name}")).collect();
+    for layout in ["368", "376", "392", "396", "396-1060"] {
+        let directory = path.with_file_name("virtio").join(layout);
+        let found = dynamic(&fs::read(directory.join("libhsakmt_virtio.so.1")).unwrap());
+        let archived = archived(&fs::read(directory.join("libhsakmt_virtio.a")).unwrap());
+        for name in &expected {
+            assert_eq!(found.get(name), Some(&None), "{name}");
+            assert!(archived.contains(name), "{name} in the archive");
+        }
+        for name in found.keys().chain(&archived) {
+            assert!(expected.contains(name), "{name} should be hidden");
+        }
+    }
+}
+
+/// The names that objects of a static library define for others.
+fn archived(data: &[u8]) -> Vec<String> {
+    let archive = ArchiveFile::parse(data).unwrap();
+    let symbols = archive.symbols().unwrap().unwrap();
+    symbols.map(|symbol| String::from_utf8(symbol.unwrap().name().to_vec()).unwrap()).collect()
+}
+
+#[test]
+fn the_linked_library_exports_the_table_and_its_version() {
+    let Some(path) = linked() else { return };
     let found = dynamic(&fs::read(path).unwrap());
     for name in ours() {
         assert_eq!(found.get(name), Some(&Some("HSAKMT_1".to_owned())), "{name}");

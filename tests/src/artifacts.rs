@@ -70,6 +70,22 @@ impl Artifacts {
         existing(variable(THUNK_VARIABLE).unwrap_or_else(|| self.target.join("thunk/libhsakmt.so.1")))
     }
 
+    /// Our `libdtif.so`, which lies beside `libhsakmt.so.1`.
+    ///
+    /// # Errors
+    /// It has not been linked.
+    pub fn dtif(&self) -> Result<PathBuf> {
+        existing(self.thunk()?.with_file_name("libdtif.so"))
+    }
+
+    /// Our `libhsakmt_virtio`, shared or static, for callers with this layout of structs.
+    ///
+    /// # Errors
+    /// It has not been linked.
+    pub fn virtio(&self, layout: &str, file: &str) -> Result<PathBuf> {
+        existing(self.thunk()?.with_file_name("virtio").join(layout).join(file))
+    }
+
     /// The guest agent.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ enum Command {
     Rocrtst(rocrtst::Options),
     /// Build the guest image.
     Image(image::Options),
-    /// Build and link the guest library, libhsakmt.so.1.
+    /// Build and link the guest library: libhsakmt.so.1, libdtif.so, and libhsakmt_virtio by layout of its caller.
     LinkThunk,
     /// Fetch the Debian packages that the demo and the tests need into the user's cache.
     Packages(packages::Options),
@@ -84,5 +84,8 @@ fn link_thunk() -> anyhow::Result<()> {
     let workspace = workspace::Workspace::find()?;
     workspace::run(&mut workspace.cargo(&["build", "--release", "-p", "guest-thunk"]))?;
     println!("{}", thunk::link(&workspace)?.display());
+    for place in thunk::siblings::link(&workspace)? {
+        println!("{}", place.display());
+    }
     Ok(())
 }

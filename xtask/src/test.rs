@@ -42,7 +42,8 @@ pub fn run(options: &Options) -> Result<i32> {
     workspace.build()?;
     workspace.build_test_programs()?;
     let mut tally = Tally::default();
-    if let Err(error) = thunk::link(&workspace) {
+    let linked = thunk::link(&workspace).and_then(|_| thunk::siblings::link(&workspace));
+    if let Err(error) = linked {
         println!("link-thunk: FAILED: {error:#}");
         tally.count(false);
     }

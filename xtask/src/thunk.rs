@@ -1,8 +1,11 @@
-//! `cargo xtask link-thunk`: make `libhsakmt.so.1` of the guest-thunk static library.
+//! `cargo xtask link-thunk`: make `libhsakmt.so.1` of the guest-thunk static library, and its siblings for other callers
+//! ([`siblings`]).
 //!
 //! A cdylib does not do: since rustc 1.95 its link ignores a version script, and the runtimes look for symbols of the
 //! version HSAKMT_1. So the C compiler links the static library, with a version script that is made of the symbols it
 //! finds in there.
+
+pub mod siblings;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,25 +39,29 @@ pub fn link(workspace: &Workspace) -> Result<PathBuf> {
     // Linked beside its place and renamed: a running program may have the old one mapped, and another link may run.
     let own = beside(directory)?;
     let script = own.path().join("libhsakmt.ver");
-    fs::write(&script, version_script(&names)).with_context(|| format!("write {}", script.display()))?;
+    fs::write(&script, version_script(SYMBOL_VERSION, &names))
+        .with_context(|| format!("write {}", script.display()))?;
     let fresh = own.path().join("libhsakmt.so.1");
-    let mut command = Command::new("cc");
-    command.args([
-        "-shared",
-        "-Wl,-soname,libhsakmt.so.1",
-        "-Wl,-z,defs",
-        "-Wl,-z,relro",
-        "-Wl,-z,now",
-        "-Wl,--gc-sections",
-    ]);
-    command.arg(format!("-Wl,--version-script={}", script.display()));
+    let mut command = shared("libhsakmt.so.1", &script);
     command.args(names.iter().map(|name| format!("-Wl,-u,{name}")));
-    command.arg("-o").arg(&fresh).arg(&archive);
-    command.args(["-Wl,--as-needed", "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"]);
+    command.arg("-o").arg(&fresh).arg(&archive).args(LIBRARIES);
     tool::output(&mut command)?;
     fs::rename(&fresh, &place).with_context(|| format!("move to {}", place.display()))?;
     eprintln!("link-thunk: {} with {} symbols", place.display(), names.len());
     Ok(place)
+}
+
+/// What the static library needs.
+const LIBRARIES: &[&str] =
+    &["-Wl,--as-needed", "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
+
+/// The C compiler, about to link a shared library with these exports.
+fn shared(soname: &str, script: &Path) -> Command {
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections"]);
+    command.arg(format!("-Wl,-soname,{soname}"));
+    command.arg(format!("-Wl,--version-script={}", script.display()));
+    command
 }
 
 /// A directory that no other link uses, on the same file system as the library's. It goes with what it returns.
@@ -108,8 +115,9 @@ fn defined(archive: &Path) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-fn version_script(names: &[String]) -> String {
-    let mut text = format!("{SYMBOL_VERSION} {{\nglobal:\n");
+/// Exports these names with a version, or without one if that is empty, and nothing else.
+fn version_script(version: &str, names: &[String]) -> String {
+    let mut text = format!("{version} {{\nglobal:\n");
     for name in names {
         text.push_str(&format!("    {name};\n"));
     }
@@ -135,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_version_script_hides_all_else() {
-        let text = version_script(&["hsaKmtCloseKFD".to_owned(), "hsaKmtOpenKFD".to_owned()]);
+        let text = version_script(SYMBOL_VERSION, &["hsaKmtCloseKFD".to_owned(), "hsaKmtOpenKFD".to_owned()]);
         assert_eq!(
             text,
             "HSAKMT_1 {\nglobal:\n    hsaKmtCloseKFD;\n    hsaKmtOpenKFD;\nlocal:\n    *;\n};\n"

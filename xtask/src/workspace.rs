@@ -63,6 +63,16 @@ impl Workspace {
         self.target.join("thunk/libhsakmt.so.1")
     }
 
+    /// Where `libdtif.so` is linked.
+    pub fn dtif(&self) -> PathBuf {
+        self.target.join("thunk/libdtif.so")
+    }
+
+    /// The directory where `libhsakmt_virtio` is linked, for each layout in a directory of its own.
+    pub fn virtio(&self) -> PathBuf {
+        self.target.join("thunk/virtio")
+    }
+
     /// A cargo command in the workspace.
     pub fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -65,6 +65,18 @@ exports! {
     not_supported("a debugger needs the process on the host")
     fn hsaKmtDebugTrapIoctl(arg: Address, queues: In<u64>, debug_return: Out<u64>);
 
+    /// What a core file says of the runtime.
+    not_supported("a core file of the GPU needs the process on the host")
+    fn hsaKmtGetCoreRuntimeInfo(runtime_info: Address);
+
+    /// What a core file says of a GPU.
+    not_supported("a core file of the GPU needs the process on the host")
+    fn hsaKmtGetCoreDeviceInfo(gpu_id: u32, device_info: Address);
+
+    /// How long the kernel waits before it signals bad memory.
+    not_supported("kernels without AMD's own patches have no such call")
+    fn hsaKmtSetSigbusDelay(node_id: u32, delay_ms: u32);
+
     /// The debugger's version, in ROCm 5.
     not_supported("kernels without AMD's own patches have no such call")
     fn hsaKmtGetKernelDebugTrapVersionInfo(major: Out<u32>, minor: Out<u32>);

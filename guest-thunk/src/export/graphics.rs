@@ -8,8 +8,34 @@ use hsakmt_abi::memory::HsaGraphicsResourceInfo;
 
 use super::exports;
 use super::memory::nodes;
-use super::pointer::{In, Out, descriptor};
+use super::pointer::{Address, In, Out, descriptor};
 use crate::thunk::open;
+use crate::thunk::refusal::Outcome;
+
+fn register(
+    graphics_resource_handle: u64,
+    graphics_resource_info: Out<HsaGraphicsResourceInfo>,
+    number_of_nodes: u64,
+    node_array: In<u32>,
+) -> Outcome<()> {
+    let thunk = open::current()?;
+    let info = graphics_resource_info.required("GraphicsResourceInfo")?;
+    let snapshot = thunk.snapshot()?;
+    let gpus = match (node_array.is_null(), number_of_nodes) {
+        (true, 0) => None,
+        _ => Some(snapshot.gpu_ids(&nodes(number_of_nodes, node_array)?)?),
+    };
+    let dma_buf = descriptor(graphics_resource_handle)?;
+    let imported = thunk.memory.import_graphics(thunk.host(&snapshot), dma_buf.as_fd(), gpus.as_deref())?;
+    info.write(HsaGraphicsResourceInfo {
+        memory_address: imported.address,
+        size_in_bytes: imported.size,
+        metadata: imported.metadata,
+        metadata_size_in_bytes: 0,
+        node_id: imported.node,
+    });
+    Ok(())
+}
 
 exports! {
     "graphics";
@@ -21,23 +47,20 @@ exports! {
         number_of_nodes: u64,
         node_array: In<u32>,
     ) {
-        let thunk = open::current()?;
-        let info = graphics_resource_info.required("GraphicsResourceInfo")?;
-        let snapshot = thunk.snapshot()?;
-        let gpus = match (node_array.is_null(), number_of_nodes) {
-            (true, 0) => None,
-            _ => Some(snapshot.gpu_ids(&nodes(number_of_nodes, node_array)?)?),
-        };
-        let dma_buf = descriptor(graphics_resource_handle)?;
-        let imported = thunk.memory.import_graphics(thunk.host(&snapshot), dma_buf.as_fd(), gpus.as_deref())?;
-        info.write(HsaGraphicsResourceInfo {
-            memory_address: imported.address,
-            size_in_bytes: imported.size,
-            metadata: imported.metadata,
-            metadata_size_in_bytes: 0,
-            node_id: imported.node,
-        });
-        Ok(())
+        register(graphics_resource_handle, graphics_resource_info, number_of_nodes, node_array)
+    }
+
+    /// Registers a dma-buf of a graphics driver, with an address for GPUs whether the flags ask for one or not.
+    done("as hsaKmtRegisterGraphicsHandleToNodes")
+    fn hsaKmtRegisterGraphicsHandleToNodesExt(
+        graphics_resource_handle: u64,
+        graphics_resource_info: Out<HsaGraphicsResourceInfo>,
+        number_of_nodes: u64,
+        node_array: In<u32>,
+        register_flags: u32,
+    ) {
+        let _ = register_flags;
+        register(graphics_resource_handle, graphics_resource_info, number_of_nodes, node_array)
     }
 
     /// Maps a graphics buffer of Kaveri.
@@ -50,6 +73,22 @@ exports! {
         graphic_resource_size: u64,
         flat_memory_address: Out<u64>,
     );
+
+    /// Takes a semaphore of a graphics driver.
+    not_supported("for Windows, as AMD's library answers on Linux")
+    fn hsaKmtImportExternalSemaphore(node_id: u32, nt_handle: Address, kind: u32, out_handle: Out<u64>);
+
+    /// Lets go of it.
+    not_supported("for Windows, as AMD's library answers on Linux")
+    fn hsaKmtDestroyExternalSemaphore(handle: u64);
+
+    /// Has a queue signal it.
+    not_supported("for Windows, as AMD's library answers on Linux")
+    fn hsaKmtQueueSignalExternalSemaphore(queue_id: u64, handle: u64, value: u64);
+
+    /// Has a queue wait for it.
+    not_supported("for Windows, as AMD's library answers on Linux")
+    fn hsaKmtQueueWaitExternalSemaphore(queue_id: u64, handle: u64, value: u64);
 
     /// Unmaps a buffer from all GPUs.
     done

@@ -5,6 +5,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kfd_abi::drm::amdgpu::{AMDGPU_INFO_FW_VERSION, AMDGPU_INFO_HW_IP_COUNT, AMDGPU_INFO_READ_MMR_REG};
 use virtio_kfd_protocol::calls::RenderInfo;
@@ -15,17 +17,22 @@ use super::render::{missing, on_bo, pass_on};
 use crate::thunk::open;
 use crate::thunk::refusal::{Level, say};
 use crate::thunk::render::bo::{Failure, is_bo};
-use crate::thunk::render::gpu_of;
+use crate::thunk::render::{device_handle as device_handle_of, gpu_of};
 
 /// Functions of this file that do something for our handles.
 pub const DONE: &[&str] = &[
     "amdgpu_bo_inc_ref",
+    "amdgpu_device_deinitialize",
+    "amdgpu_device_initialize",
     "amdgpu_get_marketing_name",
     "amdgpu_query_firmware_version",
     "amdgpu_query_hw_ip_count",
     "amdgpu_query_info",
     "amdgpu_read_mm_registers",
 ];
+
+/// The version of amdgpu's interface that libdrm asks for at least (3.0), which has had no other major since 2016.
+const DRM_VERSION: (u32, u32) = (3, 0);
 
 /// What the render node says (`DRM_AMDGPU_INFO`), as much as was asked for.
 fn ask(gpu_id: GpuId, query: u32, size: usize, arguments: [u32; 4]) -> Result<Vec<u8>, Failure> {
@@ -148,6 +155,51 @@ fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
+/// A handle of the device that a file is of: for the guest's render node that of the GPU, where there is one GPU. Handles need no
+/// memory, so none is lost.
+///
+/// # Safety
+/// As amdgpu.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amdgpu_device_initialize(
+    fd: c_int,
+    major_version: Out<u32>,
+    minor_version: Out<u32>,
+    device_handle: Out<u64>,
+) -> c_int {
+    let ours = || Some(open::current().ok()?.client.device()?.as_raw_fd() == fd);
+    if !catch_unwind(AssertUnwindSafe(ours)).ok().flatten().unwrap_or(false) {
+        return pass_on!(
+            c"amdgpu_device_initialize",
+            fn(fd => c_int, major_version => Out<u32>, minor_version => Out<u32>, device_handle => Out<u64>)
+        );
+    }
+    on_bo("amdgpu_device_initialize", || {
+        let place = required(device_handle, "device_handle")?;
+        let snapshot = open::current()?.snapshot()?;
+        let [gpu] = snapshot.gpus.as_slice() else {
+            let why = format!("the file is of {} GPUs", snapshot.gpus.len());
+            return Err(Failure { errno: libc::EOPNOTSUPP, why });
+        };
+        place.write(device_handle_of(gpu)?);
+        major_version.write(DRM_VERSION.0);
+        minor_version.write(DRM_VERSION.1);
+        Ok(())
+    })
+}
+
+/// Lets go of a handle. Ours stay good.
+///
+/// # Safety
+/// As amdgpu.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amdgpu_device_deinitialize(device_handle: Address) -> c_int {
+    match gpu_of(number(device_handle)) {
+        Some(_) => 0,
+        None => pass_on!(c"amdgpu_device_deinitialize", fn(device_handle => Address)),
+    }
+}
+
 /// One more reference to a buffer, which a further `amdgpu_bo_free` gives back.
 ///
 /// # Safety
@@ -242,7 +294,6 @@ refuse! {
     is_gpu amdgpu_cs_syncobj_timeline_wait(handles: Address, points: Address, num_handles: u32, timeout_nsec: i64, flags: u32, first_signaled: Address);
     is_gpu amdgpu_cs_syncobj_transfer(dst_handle: u32, dst_point: u64, src_handle: u32, src_point: u64, flags: u32);
     is_gpu amdgpu_cs_syncobj_wait(handles: Address, num_handles: u32, timeout_nsec: i64, flags: u32, first_signaled: Address);
-    is_gpu amdgpu_device_deinitialize();
     is_gpu amdgpu_find_bo_by_cpu_mapping(cpu: Address, size: u64, buf_handle: Address, offset_in_bo: Address);
     is_gpu amdgpu_query_buffer_size_alignment(info: Address);
     is_gpu amdgpu_query_crtc_from_id(id: u32, result: Address);

@@ -170,7 +170,8 @@ exports! {
         node_array: In<u32>,
     ) {
         open::current()?;
-        let nodes = nodes(number_of_nodes, node_array)?;
+        // hsakmt_virtio.h declares it with 32 bits, of which a caller leaves the others as they are.
+        let nodes = nodes(number_of_nodes & u64::from(u32::MAX), node_array)?;
         register(memory_address, memory_size_in_bytes, &nodes, Kind::Coarse)
     }
 
@@ -376,6 +377,18 @@ exports! {
         ];
         copy_across(pid, lists, size_copied, Direction::Write)
     }
+
+    /// Reads or writes a file from or to memory of a GPU.
+    not_supported("kernels without AMD's own patches have no such call")
+    fn hsaKmtAisReadWriteFile(
+        memory_address: Address,
+        memory_size_in_bytes: u64,
+        fd: i32,
+        file_offset: i64,
+        ais_flags: u32,
+        size_copied_in_bytes: Out<u64>,
+        status: Out<i32>,
+    );
 
     /// Puts system memory in place of an allocation's first page.
     not_supported("as AMD's library answers unless it is built for the address sanitizer")

@@ -18,6 +18,13 @@ exports! {
     done("the last close also frees what is still allocated, and ends waits")
     fn hsaKmtCloseKFD() { open::close() }
 
+    /// Whether AMD's own simulator stands under the library.
+    done
+    fn hsaKmtModelEnabled(enable: Out<bool>) {
+        enable.required("enable")?.write(false);
+        Ok(())
+    }
+
     /// The version of the driver's interface.
     done("the host's KFD")
     fn hsaKmtGetVersion(version_info: Out<HsaVersionInfo>) {

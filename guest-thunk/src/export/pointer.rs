@@ -90,6 +90,11 @@ impl<T: Copy> Out<T> {
         In(self.0.cast_const()).read_all(count)
     }
 
+    /// The same place as bytes.
+    pub fn bytes(self) -> Out<u8> {
+        Out(self.0.cast())
+    }
+
     /// Its address.
     pub fn address(self) -> usize {
         self.0.addr()

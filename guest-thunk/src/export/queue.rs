@@ -10,10 +10,24 @@ use super::exports;
 use super::pointer::{Address, In, Out, number};
 use crate::thunk::open;
 use crate::thunk::queue::{NewQueue, Update};
-use crate::thunk::refusal::Refusal;
+use crate::thunk::refusal::{Outcome, Refusal};
 
 /// Bits of a word of a mask.
 const BITS: u32 = u32::BITS;
+
+/// Makes a queue that is described once what stands in its resource is known.
+fn create(
+    queue_resource: Out<HsaQueueResource>,
+    new: impl FnOnce(HsaQueueResource) -> NewQueue,
+) -> Outcome<()> {
+    let thunk = open::current()?;
+    let no_place = || Refusal::parameter("QueueResource is NULL");
+    let new = new(queue_resource.read().ok_or_else(no_place)?);
+    let snapshot = thunk.snapshot()?;
+    queue_resource.write(thunk.queues.create(&thunk.memory, thunk.host(&snapshot), new)?);
+    thunk.queues.watch(&thunk);
+    Ok(())
+}
 
 exports! {
     "queue";
@@ -29,24 +43,55 @@ exports! {
         event: Out<HsaEvent>,
         queue_resource: Out<HsaQueueResource>,
     ) {
-        let thunk = open::current()?;
-        let no_place = || Refusal::parameter("QueueResource is NULL");
-        let resource = queue_resource.read().ok_or_else(no_place)?;
-        let new = NewQueue {
+        create(queue_resource, |resource| NewQueue {
             node: node_id,
             kind: queue_type,
             percentage: queue_percentage,
             priority,
+            sdma_engine: 0,
             ring: number(queue_address),
             ring_size: queue_size_in_bytes,
             event: event.read(),
             resource,
-        };
-        let snapshot = thunk.snapshot()?;
-        queue_resource.write(thunk.queues.create(&thunk.memory, thunk.host(&snapshot), new)?);
-        thunk.queues.watch(&thunk);
-        Ok(())
+        })
     }
+
+    /// Makes a queue, for SDMA on an engine of the caller's choice.
+    done("as hsaKmtCreateQueue")
+    fn hsaKmtCreateQueueExt(
+        node_id: u32,
+        queue_type: HsaQueueType,
+        queue_percentage: u32,
+        priority: HsaQueuePriority,
+        sdma_engine_id: u32,
+        queue_address: Address,
+        queue_size_in_bytes: u64,
+        event: Out<HsaEvent>,
+        queue_resource: Out<HsaQueueResource>,
+    ) {
+        create(queue_resource, |resource| NewQueue {
+            node: node_id,
+            kind: queue_type,
+            percentage: queue_percentage,
+            priority,
+            sdma_engine: sdma_engine_id,
+            ring: number(queue_address),
+            ring_size: queue_size_in_bytes,
+            event: event.read(),
+            resource,
+        })
+    }
+
+    /// Rings the doorbell of an AQL queue for all packets that have been reserved.
+    done("what ROCr does under HSA_ENABLE_DTIF instead of a store to the doorbell")
+    fn hsaKmtQueueRingDoorbell(queue_id: u64) {
+        let thunk = open::current()?;
+        thunk.queues.ring(queue_id)
+    }
+
+    /// The kernel's number of a queue.
+    not_implemented("it is for debuggers, which need the process on the host")
+    fn hsaKmtGetKernelQueueId(queue_id: u64, kernel_internal_queue_id: Out<u32>);
 
     /// Changes a queue.
     done

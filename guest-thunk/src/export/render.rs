@@ -11,12 +11,13 @@ use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
+use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::drm::amdgpu::GemMmap;
 
 use super::exports;
 use super::pointer::{Address, Out, descriptor, number};
 use crate::thunk::open;
-use crate::thunk::refusal::{Level, Outcome, say};
+use crate::thunk::refusal::{Level, Outcome, Refusal, say};
 use crate::thunk::render::bo::{Failure, is_bo};
 use crate::thunk::render::{AmdgpuGpuInfo, device_handle, gb_addr_config, gpu_of};
 
@@ -30,6 +31,60 @@ exports! {
         handle.write(device_handle(thunk.snapshot()?.gpu(node_id)?)?);
         Ok(())
     }
+
+    /// The file of a device.
+    done("the guest's render node; none in loop-back")
+    fn hsaKmtGetAmdGPUDeviceFd(device_handle: u64, fd: Out<i32>) {
+        let thunk = open::current()?;
+        let fd = fd.required("fd")?;
+        if gpu_of(device_handle).is_none() {
+            return Err(Refusal::handle("DeviceHandle is none of this library's"));
+        }
+        let none = || Refusal::new(HsakmtStatus::NOT_SUPPORTED, "loop-back has no render node");
+        fd.write(thunk.client.device().ok_or_else(none)?.as_raw_fd());
+        Ok(())
+    }
+
+    /// Takes a buffer of this or another process.
+    not_implemented("experimental: its structs change from release to release; amdgpu_bo_import is there")
+    fn hsaKmtHandleImport(import_desc: Address, import_result: Address, flags: Address);
+
+    /// Gives a buffer to another process.
+    not_implemented("experimental: its structs change from release to release; amdgpu_bo_export is there")
+    fn hsaKmtHandleExport(export_desc: Address, export_result: Address, flags: Address);
+
+    /// Maps a part of a buffer for the GPU.
+    not_implemented("experimental: its arguments change from release to release; amdgpu_bo_va_op is there")
+    fn hsaKmtMemoryVaMap(handle: u64, offset: u64, size: u64, addr: u64, flags: u64);
+
+    /// Ends it.
+    not_implemented("experimental: its arguments change from release to release; amdgpu_bo_va_op is there")
+    fn hsaKmtMemoryVaUnmap(handle: u64, offset: u64, size: u64, addr: u64);
+
+    /// Maps a buffer for the CPU.
+    not_implemented("experimental; amdgpu_bo_cpu_map is there")
+    fn hsaKmtMemoryCpuMap(handle: u64, out_cpu_ptr: Out<Address>);
+
+    /// Where the CPU has a buffer.
+    not_implemented("experimental: its arguments change from release to release; amdgpu_bo_cpu_map is there")
+    fn hsaKmtMemoryGetCpuAddr(device_handle: u64, memory_handle: u64, fd: Out<i32>, cpu_addr: Out<u64>);
+
+    /// Frees a buffer.
+    not_implemented("experimental; amdgpu_bo_free is there")
+    fn hsaKmtMemHandleFree(handle: u64);
+
+    /// Frees a buffer, its metadata stay.
+    not_implemented("experimental; amdgpu_bo_free is there")
+    fn hsaKmtMemHandleFreePreserveMetadata(handle: u64);
+
+    /// A handle of memory, on Windows.
+    not_supported("Windows only")
+    fn hsaKmtGetMemoryHandle(
+        va: Address,
+        memory_address: Address,
+        size_in_bytes: u64,
+        shared_memory_handle: Out<u64>,
+    );
 }
 
 /// The functions below.

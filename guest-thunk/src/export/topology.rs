@@ -2,10 +2,12 @@
 #![allow(unsafe_code, reason = "exported C functions")]
 #![allow(non_snake_case, reason = "the API's names")]
 
+use hsakmt_abi::status::HsakmtStatus;
 use hsakmt_abi::topology::{
     HsaCacheProperties, HsaIoLinkProperties, HsaMemoryProperties, HsaNodeProperties356, HsaSystemProperties,
 };
 
+use super::caller::layout;
 use super::exports;
 use super::pointer::Out;
 use crate::thunk::open;
@@ -39,12 +41,27 @@ exports! {
         Ok(())
     }
 
-    /// A node's properties: 356 bytes, the layout of ROCm 5.x to 6.2.4.
+    /// A node's properties, in the caller's layout.
     done("CPU nodes are the guest's; no SVM; no bank of remapped registers; VRAM is private where there is no shared memory window; NumShaderBanks counts engines, as in 6.2.4, where 5.2.3 counts arrays")
     fn hsaKmtGetNodeProperties(node_id: u32, node_properties: Out<HsaNodeProperties356>) {
         let node_properties = node_properties.required("NodeProperties")?;
         let thunk = open::current()?;
-        node_properties.write(thunk.snapshot()?.properties(node_id)?);
+        let snapshot = thunk.snapshot()?;
+        let properties = snapshot.properties(node_id)?;
+        node_properties.bytes().write_all(&layout().node(&properties, &snapshot.node(node_id)?.extras));
+        Ok(())
+    }
+
+    /// How fast a GPU's clock counter counts, in Hz.
+    done
+    fn hsaKmtGetNodeWallclockFrequency(node_id: u32, frequency: Out<u64>) {
+        let frequency = frequency.required("Frequency")?;
+        let thunk = open::current()?;
+        let khz = thunk.snapshot()?.node(node_id)?.extras.wall_clock_khz;
+        if khz == 0 {
+            return Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, format!("node {node_id} has no such clock")));
+        }
+        frequency.write(khz.saturating_mul(1000));
         Ok(())
     }
 
@@ -76,9 +93,14 @@ exports! {
         let cache_properties = cache_properties.required("CacheProperties")?;
         let thunk = open::current()?;
         let snapshot = thunk.snapshot()?;
-        cache_properties.write_all(first("NumCaches", &snapshot.node(node_id)?.caches, num_caches)?);
+        let caches = first("NumCaches", &snapshot.node(node_id)?.caches, num_caches)?;
+        cache_properties.bytes().write_all(&layout().caches(caches));
         Ok(())
     }
+
+    /// Sets a part of the L2 cache aside.
+    not_supported("kernels without AMD's own patches have no such call")
+    fn hsaKmtSetPersistingCacheSize(node_id: u32, size_in_bytes: u64);
 
     /// A node's links to other nodes.
     done("rewritten to the guest's CPU nodes and the GPUs of this VM")
@@ -90,7 +112,8 @@ exports! {
         let io_link_properties = io_link_properties.required("IoLinkProperties")?;
         let thunk = open::current()?;
         let snapshot = thunk.snapshot()?;
-        io_link_properties.write_all(first("NumIoLinks", &snapshot.node(node_id)?.links, num_io_links)?);
+        let links = first("NumIoLinks", &snapshot.node(node_id)?.links, num_io_links)?;
+        io_link_properties.bytes().write_all(&layout().links(links));
         Ok(())
     }
 }

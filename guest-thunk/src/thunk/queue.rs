@@ -10,6 +10,7 @@
 //! A queue's id is the address of its control page, as in AMD's library, but it is looked up and not followed.
 
 mod doorbell;
+mod ring;
 mod sizes;
 pub(super) mod trap;
 
@@ -25,7 +26,7 @@ use hsakmt_abi::queue::{
 use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::queue::{
     KFD_IOC_QUEUE_TYPE_COMPUTE, KFD_IOC_QUEUE_TYPE_COMPUTE_AQL, KFD_IOC_QUEUE_TYPE_SDMA,
-    KFD_IOC_QUEUE_TYPE_SDMA_XGMI,
+    KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID, KFD_IOC_QUEUE_TYPE_SDMA_XGMI,
 };
 use virtio_kfd_protocol::calls::{
     AllocQueueGws, CreateQueue, DestroyQueue, GetQueueWaveState, SetCuMask, UpdateQueue,
@@ -36,6 +37,7 @@ use virtio_kfd_protocol::{
 };
 
 use self::doorbell::Doorbells;
+use self::ring::Ring;
 use self::sizes::{SaveArea, compute_units, end_of_pipe};
 use self::trap::Watcher;
 use super::Thunk;
@@ -67,6 +69,8 @@ pub struct NewQueue {
     pub percentage: u32,
     /// Priority.
     pub priority: HsaQueuePriority,
+    /// Number of the engine, for [`HsaQueueType::SDMA_BY_ENGINE`].
+    pub sdma_engine: u32,
     /// Address of the ring.
     pub ring: u64,
     /// Its bytes.
@@ -110,6 +114,8 @@ struct Queue {
     parts: Parts,
     /// Bits in the mask of compute units.
     cu_bits: AtomicU32,
+    /// How this library rings it, for AQL queues.
+    ring: Option<Ring>,
 }
 
 /// All queues of one connection.
@@ -147,8 +153,9 @@ fn kind(kind: HsaQueueType) -> Outcome<u32> {
         HsaQueueType::COMPUTE => Ok(KFD_IOC_QUEUE_TYPE_COMPUTE),
         HsaQueueType::SDMA => Ok(KFD_IOC_QUEUE_TYPE_SDMA),
         HsaQueueType::SDMA_XGMI => Ok(KFD_IOC_QUEUE_TYPE_SDMA_XGMI),
+        HsaQueueType::SDMA_BY_ENGINE => Ok(KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID),
         HsaQueueType::COMPUTE_AQL => Ok(KFD_IOC_QUEUE_TYPE_COMPUTE_AQL),
-        other => Err(Refusal::parameter(format!("Type is {}, expected 1, 2, 5 or 21", other.0))),
+        other => Err(Refusal::parameter(format!("Type is {}, expected 1, 2, 5, 6 or 21", other.0))),
     }
 }
 
@@ -192,6 +199,7 @@ impl Queues {
             kind: asked_kind,
             percentage: new.percentage,
             priority: asked_priority,
+            sdma_engine_id: new.sdma_engine,
             ..Default::default()
         };
         if let Some(block) = &parts.end_of_pipe {
@@ -210,7 +218,9 @@ impl Queues {
         for (offset, word) in (CU_MASK..).step_by(size_of::<u32>()).zip(full_mask(units)) {
             parts.control.store(offset, word);
         }
-        let queue = Queue { id, parts, cu_bits: AtomicU32::new(cu_bits) };
+        let aql = new.kind == HsaQueueType::COMPUTE_AQL;
+        let ring = aql.then(|| Ring::new(resource.queue_wptr_value, doorbell));
+        let queue = Queue { id, parts, cu_bits: AtomicU32::new(cu_bits), ring };
         lock(&self.live).insert(name, Arc::new(queue));
         resource.queue_id = name;
         resource.queue_door_bell = doorbell;
@@ -259,6 +269,14 @@ impl Queues {
 
     fn find(&self, id: u64) -> Outcome<Arc<Queue>> {
         lock(&self.live).get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+
+    /// `hsaKmtQueueRingDoorbell`
+    pub fn ring(&self, id: u64) -> Outcome<()> {
+        let queue = self.find(id)?;
+        let other = || Refusal::new(HsakmtStatus::NOT_SUPPORTED, "the queue is no AQL queue");
+        queue.ring.as_ref().ok_or_else(other)?.ring();
+        Ok(())
     }
 
     /// `hsaKmtUpdateQueue`

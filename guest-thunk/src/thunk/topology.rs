@@ -9,6 +9,7 @@ pub mod text;
 
 use std::path::Path;
 
+use hsakmt_abi::caller::NodeExtras;
 use hsakmt_abi::status::HsakmtStatus;
 use hsakmt_abi::topology::{
     HsaCacheProperties, HsaHeapType, HsaIoLinkProperties, HsaMemoryProperties, HsaNodeProperties356,
@@ -46,6 +47,8 @@ pub struct Node {
     pub gfx: u32,
     /// Its properties; the memory banks that [`Snapshot::banks`] adds are not counted in.
     pub properties: HsaNodeProperties356,
+    /// What later layouts have besides; nothing for a CPU node.
+    pub extras: NodeExtras,
     /// Memory banks that the kernel lists.
     pub banks: Vec<HsaMemoryProperties>,
     /// Caches.

@@ -29,6 +29,7 @@ fn long(address: u64) -> u64 {
 impl Kfd {
     fn new_queue(&self, kind: HsaQueueType) -> NewQueue {
         NewQueue {
+            sdma_engine: 0,
             node: self.gpu_node(),
             kind,
             percentage: 100,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use hsakmt_abi::caller::NodeExtras;
 use hsakmt_abi::topology::{
     HSA_CPU_SIBLINGS, HSA_PUBLIC_NAME_SIZE, HsaCacheProperties, HsaCacheType, HsaHeapType,
     HsaIoLinkProperties, HsaIoLinkType, HsaMemoryProperties, HsaNodeProperties356,
@@ -62,7 +63,15 @@ pub fn nodes(root: &Path) -> Vec<Node> {
             size_in_bytes: node.memory,
             ..Default::default()
         };
-        nodes.push(Node { gpu_id: 0, gfx: 0, properties, banks: vec![bank], caches, links });
+        nodes.push(Node {
+            gpu_id: 0,
+            gfx: 0,
+            properties,
+            extras: NodeExtras::default(),
+            banks: vec![bank],
+            caches,
+            links,
+        });
     }
     nodes
 }

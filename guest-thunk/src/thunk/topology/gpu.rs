@@ -1,5 +1,6 @@
 //! GPU nodes: the host's sysfs text as AMD's library reads it.
 
+use hsakmt_abi::caller::NodeExtras;
 use hsakmt_abi::topology::{
     HSA_CPU_SIBLINGS, HSA_PUBLIC_NAME_SIZE, HsaCacheProperties, HsaCacheType, HsaCapability,
     HsaDebugProperties, HsaEngineId, HsaEngineVersion, HsaHeapType, HsaIoLinkProperties, HsaIoLinkType,
@@ -68,11 +69,23 @@ pub fn node(files: &Files, gpu: HostGpu, device: Option<&Device>, settings: &Set
     let own = (gfx / 10000 % 100, gfx / 100 % 100, gfx % 100);
     let invalid = |_| Refusal::error("HSA_OVERRIDE_GFX_VERSION is not of the form major.minor.stepping");
     let version = settings.gfx_override.map_err(invalid)?.unwrap_or(own);
-    properties.engine_id = properties
-        .engine_id
-        .with(HsaEngineId::MAJOR, version.0)
-        .with(HsaEngineId::MINOR, version.1)
-        .with(HsaEngineId::STEPPING, version.2);
+    let engine = |id: HsaEngineId, (major, minor, stepping)| {
+        id.with(HsaEngineId::MAJOR, major)
+            .with(HsaEngineId::MINOR, minor)
+            .with(HsaEngineId::STEPPING, stepping)
+    };
+    let extras = NodeExtras {
+        engine_id: engine(properties.engine_id, own),
+        override_engine_id: settings
+            .gfx_override
+            .map_err(invalid)?
+            .map_or(HsaEngineId(0), |version| engine(HsaEngineId(0), version)),
+        capability2: file.word("capability2"),
+        cwsr_size: file.word("cwsr_size"),
+        ctl_stack_size: file.word("ctl_stack_size"),
+        wall_clock_khz: device.map_or(0, |device| device.gpu_counter_freq.into()),
+    };
+    properties.engine_id = engine(properties.engine_id, version);
     let full = version.0 << 16 | version.1 << 8 | version.2;
     let amd_name = amd_name(own).map_or_else(|| format!("GFX{full:06x}"), str::to_owned);
     let mut bytes = [0; HSA_PUBLIC_NAME_SIZE];
@@ -93,7 +106,7 @@ pub fn node(files: &Files, gpu: HostGpu, device: Option<&Device>, settings: &Set
     }
     properties.sgpr_size_per_cu = SGPR_SIZE_PER_CU;
     properties.vgpr_size_per_cu = vgpr_size_per_cu(full);
-    Ok(Node { gpu_id: gpu.gpu_id, gfx: full, properties, banks, caches, links: Vec::new() })
+    Ok(Node { gpu_id: gpu.gpu_id, gfx: full, properties, extras, banks, caches, links: Vec::new() })
 }
 
 fn from_file(file: &Properties) -> HsaNodeProperties356 {
