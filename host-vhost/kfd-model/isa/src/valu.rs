@@ -18,6 +18,7 @@ mod half;
 mod integer;
 mod lane;
 mod lanes;
+mod nan;
 mod operand;
 mod packed;
 mod transcendental;

@@ -106,7 +106,11 @@ impl Compute {
         };
         Ok(match prepared {
             Prepared::Ready(launch) => {
-                Some(Arc::new(Job::new(launch, self.machine.clone(), self.pool.waves(), self.gws.clone())))
+                let mut job = Job::new(launch, self.machine.clone(), self.pool.waves(), self.gws.clone());
+                if wants_statistics() {
+                    job.measure_cpu_time();
+                }
+                Some(Arc::new(job))
             }
             Prepared::InsufficientScratch => None,
         })
@@ -146,8 +150,8 @@ impl Dispatcher for Compute {
         };
         self.pool.withdraw(&job);
         if let Some(since) = since {
-            let (count, time) = (job.instructions(), since.elapsed());
-            eprintln!("kfd-model: dispatch: {count} wave-instructions in {} us", time.as_micros());
+            let (count, time, cpu) = (job.instructions(), since.elapsed().as_micros(), job.cpu_time().as_micros());
+            eprintln!("kfd-model: dispatch: {count} wave-instructions in {time} us, {cpu} us of CPU time");
         }
         end
     }

@@ -3,6 +3,8 @@
 //! `div_scale` brings numerator and denominator to where the reciprocal and the Newton steps lose nothing, `div_fmas`
 //! takes the scale back with the last step, `div_fixup` puts special values and signs right.
 
+use super::nan::Settle;
+
 /// The NaN of an invalid operation.
 pub const NAN32: u32 = 0xffc0_0000;
 /// The NaN of an invalid operation.
@@ -89,13 +91,13 @@ pub fn scale64(value: f64, denominator: f64, numerator: f64) -> (f64, bool) {
 /// addend, the quotient so far: a scaled quotient is at least 2 if it has to grow.
 pub fn fmas32(a: f32, b: f32, c: f32, scaled: bool) -> f32 {
     if !scaled {
-        return a.mul_add(b, c);
+        return a.mul_add(b, c).settle3(a, b, c);
     }
     // The sum is rounded once, after the scaling.
     let (exact, error) = fused64(a, b, c);
     let power = if exponent32(c) > 127 { 64 } else { -64 };
     let factor = f64::from_bits(((1023 + power) as u64) << 52);
-    round_odd64(exact, error, factor) as f32
+    (round_odd64(exact, error, factor) as f32).settle3(a, b, c)
 }
 
 /// a * b + c in f64 and what the rounding of the sum lost; the product of two f32 is exact in f64.
@@ -129,7 +131,7 @@ pub fn fma_to_odd(a: f32, b: f32, c: f32) -> f64 {
 
 /// V_DIV_FMAS_F64; see [`fmas32`].
 pub fn fmas64(a: f64, b: f64, c: f64, scaled: bool) -> f64 {
-    let sum = a.mul_add(b, c);
+    let sum = a.mul_add(b, c).settle3(a, b, c);
     if !scaled {
         return sum;
     }

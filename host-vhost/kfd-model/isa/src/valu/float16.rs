@@ -2,6 +2,7 @@
 
 use super::Handler;
 use super::lanes::{Half, HalfBits, Short, op1, op2, op3};
+use super::nan::Settle;
 use super::transcendental;
 use super::{convert, divide, half};
 use crate::op::Op;
@@ -9,10 +10,10 @@ use crate::op::Op;
 /// The handler of an opcode of this module.
 pub(super) const fn handler(op: Op) -> Option<Handler> {
     Some(match op {
-        Op::VAddF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(a.0 + b.0)),
-        Op::VSubF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(a.0 - b.0)),
-        Op::VSubrevF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(b.0 - a.0)),
-        Op::VMulF16 => |w, i| op2(w, i, |a: Half, b: Half| Half(a.0 * b.0)),
+        Op::VAddF16 => |w, i| op2(w, i, |a: Half, b: Half| Half((a.0 + b.0).settle2(a.0, b.0))),
+        Op::VSubF16 => |w, i| op2(w, i, |a: Half, b: Half| Half((a.0 - b.0).settle2(a.0, b.0))),
+        Op::VSubrevF16 => |w, i| op2(w, i, |a: Half, b: Half| Half((b.0 - a.0).settle2(a.0, b.0))),
+        Op::VMulF16 => |w, i| op2(w, i, |a: Half, b: Half| Half((a.0 * b.0).settle2(a.0, b.0))),
         Op::VMinF16 => |w, i| {
             if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
         },
@@ -80,9 +81,9 @@ fn fma(a: Half, b: Half, c: Half) -> HalfBits {
 /// `SITargetLowering::isFMADLegal`).
 #[inline(always)]
 fn mad(a: HalfBits, b: HalfBits, c: HalfBits) -> HalfBits {
-    let value = |bits: HalfBits| half::to_f32(half::flush(bits.0));
-    let product = half::flush(half::from_f32(value(a) * value(b)));
-    HalfBits(half::flush(half::from_f32(half::to_f32(product) + value(c))))
+    let [a, b, c] = [a, b, c].map(|bits| half::to_f32(half::flush(bits.0)));
+    let product = half::flush(half::from_f32(a * b));
+    HalfBits(half::flush(half::from_f32((half::to_f32(product) + c).settle3(a, b, c))))
 }
 
 #[inline(always)]

@@ -2,6 +2,7 @@
 
 use super::Handler;
 use super::lanes::{op1, op2, op3};
+use super::nan::Settle;
 use super::transcendental::{cos, exp2, flush32, log2, rcp32, rsq32, sin, sqrt32};
 use super::{convert, divide, half};
 use crate::inst::{Dst, Inst};
@@ -11,10 +12,10 @@ use crate::wave::Wave;
 /// The handler of an opcode of this module.
 pub(super) const fn handler(op: Op) -> Option<Handler> {
     Some(match op {
-        Op::VAddF32 => |w, i| op2(w, i, |a: f32, b: f32| a + b),
-        Op::VSubF32 => |w, i| op2(w, i, |a: f32, b: f32| a - b),
-        Op::VSubrevF32 => |w, i| op2(w, i, |a: f32, b: f32| b - a),
-        Op::VMulF32 => |w, i| op2(w, i, |a: f32, b: f32| a * b),
+        Op::VAddF32 => |w, i| op2(w, i, |a: f32, b: f32| (a + b).settle2(a, b)),
+        Op::VSubF32 => |w, i| op2(w, i, |a: f32, b: f32| (a - b).settle2(a, b)),
+        Op::VSubrevF32 => |w, i| op2(w, i, |a: f32, b: f32| (b - a).settle2(a, b)),
+        Op::VMulF32 => |w, i| op2(w, i, |a: f32, b: f32| (a * b).settle2(a, b)),
         Op::VMulLegacyF32 => |w, i| op2(w, i, mul_legacy),
         Op::VMinF32 => |w, i| {
             if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
@@ -22,7 +23,9 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
         Op::VMaxF32 => |w, i| {
             if w.mode.ieee() { op2(w, i, max::<true>) } else { op2(w, i, max::<false>) }
         },
-        Op::VFmaF32 | Op::VFmacF32 => |w, i| op3(w, i, f32::mul_add),
+        Op::VFmaF32 | Op::VFmacF32 => {
+            |w, i| op3(w, i, |a: f32, b: f32, c: f32| a.mul_add(b, c).settle3(a, b, c))
+        }
         Op::VMadF32 | Op::VMacF32 | Op::VMadmkF32 | Op::VMadakF32 => |w, i| op3(w, i, mad),
         Op::VMadLegacyF32 => |w, i| {
             op3(
@@ -186,13 +189,13 @@ fn order(a: f32) -> i32 {
 /// `SITargetLowering::isFMADLegal`).
 #[inline(always)]
 fn mad(a: f32, b: f32, c: f32) -> f32 {
-    flush32(flush32(flush32(a) * flush32(b)) + flush32(c))
+    flush32(flush32(flush32(a) * flush32(b)) + flush32(c)).settle3(a, b, c)
 }
 
 /// V_MUL_LEGACY_F32: zero times anything is zero.
 #[inline(always)]
 fn mul_legacy(a: f32, b: f32) -> f32 {
-    if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
+    if a == 0.0 || b == 0.0 { 0.0 } else { (a * b).settle2(a, b) }
 }
 
 /// floor(a + 0.5) without the rounding of the sum.

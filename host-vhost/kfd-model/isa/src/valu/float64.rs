@@ -4,15 +4,16 @@ use super::Handler;
 use super::convert;
 use super::divide;
 use super::lanes::{op1, op2, op3, op3_flag, op3_mask};
+use super::nan::Settle;
 use super::transcendental::{rsq64, trig_preop};
 use crate::op::Op;
 
 /// The handler of an opcode of this module.
 pub(super) const fn handler(op: Op) -> Option<Handler> {
     Some(match op {
-        Op::VAddF64 => |w, i| op2(w, i, |a: f64, b: f64| a + b),
-        Op::VMulF64 => |w, i| op2(w, i, |a: f64, b: f64| a * b),
-        Op::VFmaF64 => |w, i| op3(w, i, f64::mul_add),
+        Op::VAddF64 => |w, i| op2(w, i, |a: f64, b: f64| (a + b).settle2(a, b)),
+        Op::VMulF64 => |w, i| op2(w, i, |a: f64, b: f64| (a * b).settle2(a, b)),
+        Op::VFmaF64 => |w, i| op3(w, i, |a: f64, b: f64, c: f64| a.mul_add(b, c).settle3(a, b, c)),
         Op::VMinF64 => |w, i| {
             if w.mode.ieee() { op2(w, i, min::<true>) } else { op2(w, i, min::<false>) }
         },

@@ -5,6 +5,8 @@
 //! quotient of two p-bit numbers that is rounded first to at least 2p + 2 bits, then to p, is as rounded once (Figueroa,
 //! "When is double rounding innocuous?", 1995); p = 11 here and f32 has 24 bits.
 
+use super::nan::Settle;
+
 /// The value of the f16 in the low half of `bits`.
 #[inline(always)]
 pub fn to_f32(bits: u32) -> f32 {
@@ -56,7 +58,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> u32 {
     let sum = product + c;
     let part = sum - product;
     let error = (product - (sum - part)) + (c - part);
-    let bits = sum.to_bits();
+    let bits = sum.settle3(a, b, c).to_bits();
     let towards_zero = (error < 0.0) == (sum > 0.0);
     let odd = if towards_zero { bits.wrapping_sub(1) | 1 } else { bits | 1 };
     // An infinite or NaN sum has a NaN for an error.

@@ -3,6 +3,7 @@
 use super::Handler;
 use super::integer::{saturate, saturate_u};
 use super::lanes::{Apply, at, each, rows3};
+use super::nan::Settle;
 use super::operand::{clamp32, flush32, raw32, store32};
 use super::transcendental;
 use super::{divide, half};
@@ -47,7 +48,9 @@ pub(super) const fn handler(op: Op) -> Option<Handler> {
             if w.mode.ieee() { float(w, i, max::<true>) } else { float(w, i, max::<false>) }
         },
 
-        Op::VFmaMixF32 => |w, i| mix(w, i, Kind::F32, false, |a, b, c| a.mul_add(b, c).to_bits()),
+        Op::VFmaMixF32 => {
+            |w, i| mix(w, i, Kind::F32, false, |a, b, c| a.mul_add(b, c).settle3(a, b, c).to_bits())
+        }
         Op::VMadMixF32 => |w, i| mix(w, i, Kind::F32, true, |a, b, c| mad(a, b, c).to_bits()),
         Op::VFmaMixloF16 => |w, i| mix(w, i, Kind::F16, false, fma_to_half),
         Op::VMadMixloF16 => |w, i| mix(w, i, Kind::F16, true, mad_to_half),
@@ -133,12 +136,14 @@ impl<F: Fn(u32, u32, u32) -> u32> Apply for BothHalves<F> {
 
 #[inline(always)]
 fn add(a: u32, b: u32, _: u32) -> u32 {
-    half::from_f32(half::to_f32(a) + half::to_f32(b))
+    let (a, b) = (half::to_f32(a), half::to_f32(b));
+    half::from_f32((a + b).settle2(a, b))
 }
 
 #[inline(always)]
 fn mul(a: u32, b: u32, _: u32) -> u32 {
-    half::from_f32(half::to_f32(a) * half::to_f32(b))
+    let (a, b) = (half::to_f32(a), half::to_f32(b));
+    half::from_f32((a * b).settle2(a, b))
 }
 
 #[inline(always)]
@@ -235,7 +240,8 @@ pub(super) fn mix_high(wave: &mut Wave, inst: &Inst, flush: bool, f: impl Fn(f32
 /// A fused multiply-add rounded once, to f16.
 #[inline(always)]
 fn fma_to_half(a: f32, b: f32, c: f32) -> u32 {
-    half::from_f64(divide::fma_to_odd(a, b, c))
+    let result = divide::fma_to_odd(a, b, c);
+    half::from_f64(result.settle3(f64::from(a), f64::from(b), f64::from(c)))
 }
 
 #[inline(always)]
@@ -245,7 +251,7 @@ fn mad_to_half(a: f32, b: f32, c: f32) -> u32 {
 
 #[inline(always)]
 fn mad(a: f32, b: f32, c: f32) -> f32 {
-    transcendental::flush32(transcendental::flush32(a * b) + c)
+    transcendental::flush32(transcendental::flush32(a * b) + c).settle3(a, b, c)
 }
 
 /// V_DOT2_F32_F16: the products are exact, the sum is rounded to f32 after each addition.

@@ -88,6 +88,8 @@ pub struct Job {
     gws: Arc<Mutex<Gws>>,
     /// Instructions of the workgroups that ended.
     instructions: AtomicU64,
+    /// Nanoseconds of CPU time that threads spent on it, if that is measured.
+    cpu_time: Option<AtomicU64>,
     /// No other kernel of the process has it.
     number: u64,
 }
@@ -118,6 +120,13 @@ pub struct Worker {
     spare: Option<Box<Group>>,
 }
 
+/// CPU time of this thread in nanoseconds.
+fn thread_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // Neither is negative.
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -145,6 +154,7 @@ impl Job {
             waves,
             gws,
             instructions: AtomicU64::new(0),
+            cpu_time: None,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         }
     }
@@ -152,6 +162,17 @@ impl Job {
     /// Instructions that waves ran in it so far, but for workgroups that run yet.
     pub fn instructions(&self) -> u64 {
         self.instructions.load(Ordering::Relaxed)
+    }
+
+    /// From now on the CPU time of its turns is measured.
+    pub fn measure_cpu_time(&mut self) {
+        self.cpu_time = Some(AtomicU64::new(0));
+    }
+
+    /// CPU time that threads spent on it so far; zero if it is not measured.
+    pub fn cpu_time(&self) -> Duration {
+        let nanoseconds = self.cpu_time.as_ref().map(|spent| spent.load(Ordering::Relaxed));
+        Duration::from_nanos(nanoseconds.unwrap_or(0))
     }
 
     /// Workgroups that can be worked on at a time, as far as that matters.
@@ -260,7 +281,11 @@ impl Job {
     /// Runs one workgroup of it for a turn. `stopping` is asked after each slice.
     pub fn turn(&self, worker: &mut Worker, stopping: &dyn Fn() -> bool) -> Turn {
         let Some(mut resident) = self.choose(worker) else { return Turn::Nothing };
+        let since = self.cpu_time.as_ref().map(|spent| (spent, thread_time()));
         let end = self.run(&mut resident.group, worker, stopping);
+        if let Some((spent, since)) = since {
+            spent.fetch_add(thread_time().saturating_sub(since), Ordering::Relaxed);
+        }
         let mut state = lock(&self.state);
         state.running -= 1;
         match end {
