@@ -296,6 +296,12 @@ calls! {
         request: UnshareMemoryRequest, [u8; 0]; answer: Nothing, [u8; 0];
         ring: Any; kfd: []; drm: [];
     }
+    /// A store to one of a GPU's registers that flush the host data path (HDP), through the page that the worker has mapped
+    /// of a buffer of `KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP`. The answer comes when the store is done.
+    0x14b memory FlushHdp {
+        request: FlushHdpRequest, [u8; 0]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: []; drm: [];
+    }
     /// `AMDKFD_IOC_CREATE_EVENT`
     0x160 event CreateEvent {
         request: CreateEventRequest, [u8; 0]; answer: CreateEventAnswer, [u8; 0];

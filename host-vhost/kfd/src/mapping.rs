@@ -22,8 +22,8 @@ pub struct Piece<'fd> {
 }
 
 /// A range of addresses that shows pieces of files one after the other. This process never reads or writes it
-/// itself, but for [`crate::SharedWords`]: it gives the addresses to KFD (USERPTR), which takes the pages. Unmapped when
-/// dropped.
+/// itself, but for [`crate::SharedWords`] and [`crate::HdpPage`]: it gives the addresses to KFD (USERPTR), which takes
+/// the pages. Unmapped when dropped.
 #[derive(Debug)]
 pub struct GuestMapping {
     address: NonNull<c_void>,

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kfd_abi::memory::AllocFlags;
-use kfd_host::{GemHandle, GuestMapping, KfdHandle};
+use kfd_host::{GemHandle, GuestMapping, HdpPage, KfdHandle};
 use virtio_kfd_protocol::{GpuId, ShareToken};
 
 /// Where a buffer's memory lies.
@@ -39,6 +39,11 @@ pub enum Backing {
     },
     /// The GPU's doorbells of this process, for GPUs to ring. No memory.
     Doorbells,
+    /// The GPU's page of HDP flush registers, for GPUs and for this process. No memory.
+    Registers {
+        /// The page.
+        page: Arc<HdpPage>,
+    },
     /// All of a buffer of another context.
     Imported {
         /// The blob that brought it.
@@ -102,7 +107,7 @@ pub enum Kind {
     Userptr,
     /// `KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL`: the doorbells of the process.
     Doorbells,
-    /// `KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP`: registers, which only the KFD process maps, and GPUs have no need of.
+    /// `KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP`: the page of HDP flush registers.
     Registers,
 }
 
@@ -184,7 +189,9 @@ impl Buffer {
             Backing::Guest { resource, .. }
             | Backing::Imported { resource }
             | Backing::Piece { resource, .. } => Some(*resource),
-            Backing::Vram { .. } | Backing::Gtt { .. } | Backing::Doorbells => None,
+            Backing::Vram { .. } | Backing::Gtt { .. } | Backing::Doorbells | Backing::Registers { .. } => {
+                None
+            }
         }
     }
 }

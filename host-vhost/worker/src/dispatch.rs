@@ -145,6 +145,9 @@ impl Run<'_> {
             Request::UnshareMemory { fixed, .. } => {
                 self.answer::<calls::UnshareMemory>(raw, memory::unshare_memory(context, &fixed))
             }
+            Request::FlushHdp { fixed, .. } => {
+                self.answer::<calls::FlushHdp>(raw, memory::flush_hdp(context, &self.made, &fixed))
+            }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);
                 self.answer::<calls::CreateEvent>(raw, outcome)

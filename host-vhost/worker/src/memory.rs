@@ -1,9 +1,10 @@
 //! Everything of a context that is memory: guest memory, buffers, and what of the limits is used up.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kfd_abi::memory::AllocFlags;
-use kfd_host::{GuestMapping, KfdError, KfdHandle, NewBuffer, SharedWords};
+use kfd_host::{GuestMapping, HdpPage, KfdError, KfdHandle, NewBuffer, SharedWords};
 use kfd_ipc::ledger::Account;
 use kfd_ipc::worker::Run;
 use nix::errno::Errno;
@@ -159,9 +160,39 @@ impl Memory {
                 self.keep(context, buffer.at(va, size))
             }
             Kind::Registers => {
-                let reason = "AllocMemory: a page that only the KFD process itself can map";
-                Err(Failure::new(Status::NOT_SUPPORTED, reason))
+                self.check_first_page(request.gpu_id)?;
+                let cost = Cost { runs: 1, ..Default::default() };
+                self.charged(context, cost, |_| {
+                    let made = context.kfd.alloc(&buffer)?;
+                    let page = context.kfd.hdp_page(&made).inspect_err(|_| {
+                        if let Err(error) = context.kfd.free(made.handle) {
+                            tracing::warn!("a page of registers stays until the context ends: {error}");
+                        }
+                    });
+                    let backing = Backing::Registers { page: Arc::new(page.map_err(no_mapping)?) };
+                    Ok(Buffer::new(Some(made.handle), request.gpu_id, bytes, backing).at(va, size))
+                })
             }
+        }
+    }
+
+    /// A GPU's registers are mapped once.
+    fn check_first_page(&self, gpu_id: GpuId) -> Result<(), Failure> {
+        let is_page =
+            |buffer: &Buffer| buffer.gpu_id == gpu_id && matches!(buffer.backing, Backing::Registers { .. });
+        match self.buffers.find(is_page).is_empty() {
+            true => Ok(()),
+            false => {
+                Err(Failure::invalid(format!("AllocMemory: gpu_id {} has its page of registers", gpu_id.0)))
+            }
+        }
+    }
+
+    /// The page of registers that a buffer is.
+    pub fn hdp_page(&self, handle: Handle) -> Result<Arc<HdpPage>, Failure> {
+        match &self.buffer(handle)?.backing {
+            Backing::Registers { page } => Ok(Arc::clone(page)),
+            _ => Err(Failure::invalid(format!("handle {:#x} is no page of registers", handle.0))),
         }
     }
 
@@ -417,6 +448,7 @@ fn cost(buffer: &Buffer) -> Cost {
         Backing::Vram { .. } => Cost { vram: size, ..Default::default() },
         Backing::Gtt { .. } => Cost { system: size, gtt: size, ..Default::default() },
         Backing::Guest { runs, .. } => Cost { system: size, runs: runs.into(), ..Default::default() },
+        Backing::Registers { .. } => Cost { runs: 1, ..Default::default() },
         // It is no memory, or counted where it was allocated.
         Backing::Doorbells | Backing::Imported { .. } | Backing::Piece { .. } => Cost::default(),
     }

@@ -81,6 +81,7 @@ fn check_own(buffer: &Buffer) -> Result<(), Failure> {
         }
         Backing::Gtt { .. } => refuse("memory of the host is for its context alone"),
         Backing::Doorbells => refuse("doorbells are their context's alone"),
+        Backing::Registers { .. } => refuse("registers are their context's alone"),
         Backing::Vram { .. } | Backing::Guest { .. } => Ok(()),
     }
 }
@@ -94,6 +95,7 @@ impl Context {
             // amdgpu_gem_prime_export refuses them.
             (Backing::Guest { .. }, _) => refuse("guest memory is no dma-buf on the host".to_owned()),
             (Backing::Doorbells, _) => refuse("doorbells are no dma-buf".to_owned()),
+            (Backing::Registers { .. }, _) => refuse("registers are no dma-buf".to_owned()),
             _ if self.version.minor < minor::EXPORT_DMABUF => refuse(format!(
                 "KFD 1.{} exports no dma-bufs, 1.{} is needed",
                 self.version.minor,

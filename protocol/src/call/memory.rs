@@ -140,6 +140,18 @@ pub struct ImportMemoryAnswer {
     pub size: u64,
 }
 
+/// A register of a page of HDP flush registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FlushHdpRequest {
+    /// The buffer, made with `KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP`.
+    pub handle: Handle,
+    /// Byte offset in the page (`enum kfd_mmio_remap`): 0 flushes memory, 4 registers.
+    pub register: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// A request that names a blob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

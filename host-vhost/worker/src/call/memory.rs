@@ -1,14 +1,16 @@
 //! Buffers and their mappings.
 
+use kfd_host::HdpRegister;
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
-    AllocMemory, AvailableMemory, FreeMemory, ImportMemory, MapMemory, MapRange, ResourceInfo, ShareMemory,
-    UnmapMemory, UnmapRange, UnshareMemory,
+    AllocMemory, AvailableMemory, FlushHdp, FreeMemory, ImportMemory, MapMemory, MapRange, ResourceInfo,
+    ShareMemory, UnmapMemory, UnmapRange, UnshareMemory,
 };
 use virtio_kfd_protocol::{
-    AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, GpuId, GpuRequest,
-    ImportMemoryAnswer, ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing, ResourceInfoAnswer,
-    ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest, UnshareMemoryRequest,
+    AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, FlushHdpRequest,
+    GpuId, GpuRequest, ImportMemoryAnswer, ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing,
+    ResourceInfoAnswer, ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest,
+    UnshareMemoryRequest,
 };
 
 use super::{Made, Outcome, Reply};
@@ -102,4 +104,15 @@ pub fn resource_info(context: &Context, request: &ResourceRequest) -> Outcome<Re
     expect_zero("ResourceInfo", &[request.pad.into()])?;
     let info: ResourceInfoAnswer = context.memory().resource_info(context, request.resource)?;
     Ok(Reply::of(info))
+}
+
+/// Without the memory's lock, so that no other call waits for the GPU's bus.
+pub fn flush_hdp(context: &Context, made: &Made, request: &FlushHdpRequest) -> Outcome<FlushHdp> {
+    expect_zero("FlushHdp", &[request.pad.into()])?;
+    let register = HdpRegister::at(request.register)
+        .ok_or_else(|| Failure::invalid(format!("FlushHdp: no register at {:#x}", request.register)))?;
+    let handle = made.resolve(request.handle)?;
+    let page = context.memory().hdp_page(handle)?;
+    page.flush(register);
+    Ok(Reply::of(Nothing {}))
 }

@@ -14,7 +14,6 @@ use crate::support::*;
 const VRAM: u32 = 1;
 const GTT: u32 = 1 << 1;
 const USERPTR: u32 = 1 << 2;
-const MMIO_REMAP: u32 = 1 << 4;
 const WRITABLE: u32 = 1 << 31;
 const PUBLIC: u32 = 1 << 29;
 
@@ -152,7 +151,6 @@ fn what_cannot_be_allocated() {
         ("no kind", alloc(gpu_id, 0, 1, 0), Status::INVALID),
         ("two kinds", alloc(gpu_id, 0, 1, VRAM | GTT), Status::INVALID),
         ("an unknown flag", alloc(gpu_id, 0, 1, GTT | 1 << 10), Status::INVALID),
-        ("registers", alloc(gpu_id, 0, 1, MMIO_REMAP), Status::NOT_SUPPORTED),
         ("no size", alloc(gpu_id, 0, 0, GTT), Status::INVALID),
         ("half a page", AllocMemoryRequest { size: 2048, ..alloc(gpu_id, 0, 1, GTT) }, Status::INVALID),
         (
