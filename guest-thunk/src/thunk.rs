@@ -3,6 +3,7 @@
 pub mod adopt;
 pub mod cross;
 pub mod event;
+pub mod hdp;
 pub mod lock;
 pub mod memory;
 pub mod moves;
@@ -23,12 +24,13 @@ use std::sync::{Arc, Mutex, RwLock};
 use hsakmt_abi::status::HsakmtStatus;
 
 use self::event::Events;
+use self::hdp::Hdp;
 use self::lock::{lock, read, write};
 use self::memory::{Host, Memory};
 use self::queue::Queues;
 use self::refusal::{Outcome, Refusal};
 use self::render::bo::Bos;
-use self::settings::Settings;
+use self::settings::{HdpFlush, Settings};
 use self::topology::Snapshot;
 use crate::client::Client;
 
@@ -37,6 +39,8 @@ pub struct Thunk {
     // Dropped in this order: the client is last, so that the host is there for as long as anything is its.
     /// Queues.
     pub queues: Queues,
+    /// Pages of HDP flush registers.
+    pub hdp: Hdp,
     /// Events.
     pub events: Events,
     /// Buffers that were imported through libdrm.
@@ -58,6 +62,7 @@ impl Thunk {
     pub fn new(client: Client, settings: Settings) -> Self {
         Thunk {
             queues: Queues::default(),
+            hdp: Hdp::default(),
             events: Events::default(),
             bos: Bos::default(),
             memory: Memory::default(),
@@ -70,12 +75,20 @@ impl Thunk {
     }
 
     /// The topology, taken now if there is none.
-    pub fn acquire_snapshot(&self) -> Outcome<Arc<Snapshot>> {
+    pub fn acquire_snapshot(self: &Arc<Self>) -> Outcome<Arc<Snapshot>> {
         let _taking = lock(&self.taking);
         if let Some(snapshot) = self.current_snapshot() {
             return Ok(snapshot);
         }
-        let snapshot = Arc::new(Snapshot::take(&self.client, &self.settings)?);
+        let mut snapshot = Snapshot::take(&self.client, &self.settings)?;
+        if self.settings.hdp == HdpFlush::Trap {
+            let page = |gpu| self.hdp.page(self, &snapshot, gpu);
+            let pages: Vec<Option<u64>> = snapshot.gpus.iter().map(page).collect();
+            for (gpu, page) in snapshot.gpus.iter_mut().zip(pages) {
+                gpu.hdp_registers = page;
+            }
+        }
+        let snapshot = Arc::new(snapshot);
         *write(&self.snapshot) = Some(snapshot.clone());
         Ok(snapshot)
     }
@@ -113,6 +126,7 @@ impl Thunk {
     /// Ends waits and frees what the host holds for this connection.
     fn shut_down(&self) {
         self.queues.release_all(&self.client);
+        self.hdp.release_all(&self.memory, &self.client);
         self.events.release_all(&self.client);
         self.bos.release_all(&self.client);
         self.memory.release_all(&self.client);

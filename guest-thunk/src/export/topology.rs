@@ -42,7 +42,7 @@ exports! {
     }
 
     /// A node's properties, in the caller's layout.
-    done("CPU nodes are the guest's; no SVM; no bank of remapped registers; VRAM is private where there is no shared memory window; NumShaderBanks counts engines, as in 6.2.4, where 5.2.3 counts arrays")
+    done("CPU nodes are the guest's; no SVM; a bank of remapped registers only where `VIRTIO_KFD_HDP=trap` asks for it; VRAM is private where there is no shared memory window; NumShaderBanks counts engines, as in 6.2.4, where 5.2.3 counts arrays")
     fn hsaKmtGetNodeProperties(node_id: u32, node_properties: Out<HsaNodeProperties356>) {
         let node_properties = node_properties.required("NodeProperties")?;
         let thunk = open::current()?;

@@ -372,7 +372,13 @@ mod tests {
     }
 
     fn snapshot() -> Snapshot {
-        let gpu = Gpu { node: 3, gpu_id: GpuId(77), apertures: Apertures::default(), device: None };
+        let gpu = Gpu {
+            node: 3,
+            gpu_id: GpuId(77),
+            apertures: Apertures::default(),
+            device: None,
+            hdp_registers: None,
+        };
         Snapshot { gpus: vec![gpu], ..Default::default() }
     }
 

@@ -24,6 +24,7 @@ mod import;
 mod mapping;
 mod pointer;
 pub mod registered;
+mod registers;
 mod scratch;
 mod space;
 mod system;

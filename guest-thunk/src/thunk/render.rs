@@ -127,7 +127,8 @@ mod tests {
     use virtio_kfd_protocol::Apertures;
 
     fn gpu(id: u32) -> Gpu {
-        Gpu { node: 1, gpu_id: GpuId(id), apertures: Apertures::default(), device: Some(Device::default()) }
+        let (apertures, device) = (Apertures::default(), Some(Device::default()));
+        Gpu { node: 1, gpu_id: GpuId(id), apertures, device, hdp_registers: None }
     }
 
     #[test]

@@ -10,6 +10,9 @@ const REGISTER: &str = "VIRTIO_KFD_REGISTER";
 /// `userfaultfd` or `ptrace`, for how writers are held while memory is adopted; else the first that this process may use.
 pub const HOLD: &str = "VIRTIO_KFD_REGISTER_HOLD";
 
+/// Whether programs get pages of HDP flush registers: `trap` or `none`.
+const HDP: &str = "VIRTIO_KFD_HDP";
+
 /// Settings of one open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -23,6 +26,18 @@ pub struct Settings {
     pub alignment_order: u32,
     /// `VIRTIO_KFD_REGISTER` (this library's own): what becomes of memory of the application that is registered.
     pub registration: Registration,
+    /// `VIRTIO_KFD_HDP` (this library's own): whether GPUs have a page of HDP flush registers.
+    pub hdp: HdpFlush,
+}
+
+/// Whether GPUs have a page of HDP flush registers (`HSA_HEAPTYPE_MMIO_REMAP`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HdpFlush {
+    /// They have none, so that runtimes do not write to VRAM what needs a flush.
+    #[default]
+    None,
+    /// `trap`: they have one whose stores trap, where the host can give it.
+    Trap,
 }
 
 /// What becomes of memory of the application that is registered.
@@ -47,6 +62,7 @@ impl Default for Settings {
             guard_pages: 1,
             alignment_order: 9,
             registration: Registration::Refuse,
+            hdp: HdpFlush::None,
         }
     }
 }
@@ -75,6 +91,10 @@ impl Settings {
                 Some("adopt") => Registration::Adopt,
                 _ => Registration::Refuse,
             },
+            hdp: match variable(HDP).as_deref() {
+                Some("trap") => HdpFlush::Trap,
+                _ => HdpFlush::None,
+            },
         }
     }
 }
@@ -84,6 +104,7 @@ fn unknown(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let choices = [
         (REGISTER, ["adopt", "refuse"], "memory that is registered is refused"),
         (HOLD, ["ptrace", "userfaultfd"], "the library chooses"),
+        (HDP, ["trap", "none"], "GPUs have no page of HDP flush registers"),
     ];
     let sentence = |(name, known, then): (&str, [&str; 2], &str)| {
         let value = variable(name).filter(|value| !value.is_empty() && !known.contains(&&**value))?;
@@ -134,6 +155,8 @@ mod tests {
         assert_eq!(with("HSA_MAX_VA_ALIGN", "99").alignment_order, 18);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "adopt").registration, Registration::Adopt);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "1").registration, Registration::Refuse);
+        assert_eq!(with("VIRTIO_KFD_HDP", "trap").hdp, HdpFlush::Trap);
+        assert_eq!(with("VIRTIO_KFD_HDP", "1").hdp, HdpFlush::None);
     }
 
     #[test]
@@ -142,7 +165,10 @@ mod tests {
         let register = "VIRTIO_KFD_REGISTER is \"Adopt\\n\", expected adopt or refuse: memory that is registered is refused";
         assert_eq!(told(REGISTER, "Adopt\n"), [register]);
         assert_eq!(told(HOLD, "uffd").len(), 1);
-        for (name, value) in [(REGISTER, "adopt"), (REGISTER, "refuse"), (REGISTER, ""), (HOLD, "ptrace")] {
+        assert_eq!(told(HDP, "1").len(), 1);
+        for (name, value) in
+            [(REGISTER, "adopt"), (REGISTER, "refuse"), (REGISTER, ""), (HOLD, "ptrace"), (HDP, "trap")]
+        {
             assert_eq!(told(name, value), [""; 0], "{name}={value}");
         }
     }

@@ -1,5 +1,7 @@
 //! The logic over a host that keeps KFD's rules.
 
+#[cfg(target_arch = "x86_64")]
+mod hdp;
 mod kfd;
 mod queue;
 mod registered;

@@ -36,6 +36,7 @@ const GPU_HUGE_PAGE: u64 = 2 << 20;
 /// `KFD_IOC_CACHE_POLICY_COHERENT`, `KFD_IOC_CACHE_POLICY_NONCOHERENT` (kfd_ioctl.h)
 use kfd_abi::memory::{
     KFD_IOC_CACHE_POLICY_COHERENT as COHERENT, KFD_IOC_CACHE_POLICY_NONCOHERENT as NONCOHERENT,
+    MMIO_REMAP_SIZE,
 };
 
 /// A node.
@@ -68,6 +69,8 @@ pub struct Gpu {
     pub apertures: Apertures,
     /// What its render node says, if it does.
     pub device: Option<Device>,
+    /// Address of its page of HDP flush registers, if it has one.
+    pub hdp_registers: Option<u64>,
 }
 
 /// The topology at one time.
@@ -113,6 +116,7 @@ impl Snapshot {
                 gpu_id,
                 apertures: apertures.ok_or_else(missing)?,
                 device,
+                hdp_registers: None,
             });
             nodes.push(node);
         }
@@ -194,9 +198,8 @@ impl Snapshot {
         Ok(properties)
     }
 
-    /// A node's memory banks: those that the kernel lists, and for a GPU its apertures for LDS and scratch, and the
-    /// addresses that it shares with the process. There is no bank of remapped registers: only the process on the
-    /// host that owns the KFD process could map it.
+    /// A node's memory banks: those that the kernel lists, and for a GPU its apertures for LDS and scratch, the
+    /// addresses that it shares with the process, and its page of HDP flush registers, if there is one.
     pub fn banks(&self, node: u32) -> Outcome<Vec<HsaMemoryProperties>> {
         let entry = self.node(node)?;
         let mut banks = entry.banks.clone();
@@ -215,6 +218,9 @@ impl Snapshot {
             banks.push(aperture(HsaHeapType::GPU_SCRATCH, scratch_base, scratch));
             if let Some(svm) = self.svm {
                 banks.push(aperture(HsaHeapType::DEVICE_SVM, svm.0, spans(svm)));
+            }
+            if let Some(page) = gpu.hdp_registers {
+                banks.push(aperture(HsaHeapType::MMIO_REMAP, page, MMIO_REMAP_SIZE));
             }
         }
         Ok(banks)
@@ -330,7 +336,7 @@ mod tests {
             gpu_id: GpuId(node),
             pad: 0,
         };
-        Gpu { node, gpu_id: GpuId(node), apertures, device: None }
+        Gpu { node, gpu_id: GpuId(node), apertures, device: None, hdp_registers: None }
     }
 
     #[test]

@@ -95,9 +95,17 @@ impl Reservation {
 
     /// Makes ordinary private memory of it, zeroed.
     pub fn fill_with_private_memory(&self) -> io::Result<()> {
+        self.fill(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
+    }
+
+    /// Makes zeros of it that can only be read.
+    pub fn fill_with_zeros_to_read(&self) -> io::Result<()> {
+        self.fill(ProtFlags::PROT_READ)
+    }
+
+    fn fill(&self, protection: ProtFlags) -> io::Result<()> {
         let start = usize::try_from(self.start).ok().and_then(NonZero::new).ok_or_else(too_large)?;
         let size = usize::try_from(self.size).ok().and_then(NonZero::new).ok_or_else(too_large)?;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED;
         // SAFETY: the range is this reservation's, in which nothing is mapped yet.
         unsafe { mmap_anonymous(Some(start), size, protection, flags) }?;

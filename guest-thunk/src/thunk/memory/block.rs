@@ -116,7 +116,8 @@ impl Memory {
         self.block(address, size)
     }
 
-    fn block(&self, address: u64, size: u64) -> Outcome<Block> {
+    /// An allocation as a block.
+    pub(super) fn block(&self, address: u64, size: u64) -> Outcome<Block> {
         let gone = || Refusal::error("memory of the library's own was freed by the application");
         let allocation = self.find(address).ok_or_else(gone)?;
         Ok(Block { allocation, size })

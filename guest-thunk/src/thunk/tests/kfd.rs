@@ -72,6 +72,10 @@ pub struct State {
     pub still: bool,
     /// What was said of the trap.
     pub armed: Vec<u32>,
+    /// Whether there are no pages of registers.
+    pub no_registers: bool,
+    /// Registers that were stored to.
+    pub flushes: Vec<u32>,
     queues_made: u32,
     made: u32,
 }
@@ -94,12 +98,18 @@ impl Kfd {
 
     /// The same with a window of so many bytes, if any.
     pub fn with_window(bytes: u64) -> Kfd {
-        let state = Arc::new(Mutex::new(State { vram: 1 << 30, map_limit: 64, ..State::default() }));
+        Kfd::with(bytes, Settings::default(), false)
+    }
+
+    /// The same in another environment, and on a host that has no pages of registers (those of SR-IOV guests).
+    pub fn with(bytes: u64, settings: Settings, no_registers: bool) -> Kfd {
+        let state = State { vram: 1 << 30, map_limit: 64, no_registers, ..State::default() };
+        let state = Arc::new(Mutex::new(state));
         let host = Arc::clone(&state);
         let host = FakeHost::new(move |_, frame| Fate::Answer(host.lock().unwrap().frame(frame)));
         let host = if bytes > 0 { host.with_window(bytes) } else { host };
         let window = host.window();
-        let thunk = Arc::new(Thunk::new(Client::over(Box::new(host)).unwrap(), Settings::default()));
+        let thunk = Arc::new(Thunk::new(Client::over(Box::new(host)).unwrap(), settings));
         thunk.acquire_snapshot().unwrap();
         state.lock().unwrap().frames.clear();
         Kfd { state, thunk, window }
@@ -183,6 +193,10 @@ impl State {
             }
             Request::RenderInfo { .. } => return Err(EINVAL),
             Request::AllocMemory { fixed, .. } => {
+                // amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu without adev->rmmio_remap.
+                if fixed.flags & 1 << 4 != 0 && self.no_registers {
+                    return Err(ENOMEM);
+                }
                 if fixed.flags & 1 != 0 {
                     self.vram = self.vram.checked_sub(fixed.size).ok_or(ENOMEM)?;
                 }
@@ -274,6 +288,12 @@ impl State {
                 let gone = self.buffers.remove(&fixed.handle.index()).unwrap();
                 self.vram += if gone.request.flags & 1 != 0 { gone.request.size } else { 0 };
                 answer.push::<FreeMemory>(header, &Nothing {}, &[]);
+            }
+            Request::FlushHdp { fixed, .. } => {
+                let kind = self.buffer(fixed.handle, made)?.request.flags & 0x1f;
+                assert_eq!(kind, 1 << 4, "KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP");
+                self.flushes.push(fixed.register);
+                answer.push::<FlushHdp>(header, &Nothing {}, &[]);
             }
             Request::CreateEvent { fixed, .. } => {
                 // kfd_kmap_event_page: one page, and before any event that has a slot elsewhere.
