@@ -26,6 +26,19 @@ const PARTS: &[(&str, &str)] = &[
     ("unfit", "unfit: refused"),
 ];
 
+/// The same with the further option `adopt-variables`.
+const OF_VARIABLES: &[(&str, &str)] = &[
+    ("locals 10", "locals: nothing is lost"),
+    ("growth", "growth: stacks grow on"),
+    ("data 5", "data: nothing is lost"),
+    ("children 5", "children: they have stacks of their own"),
+    ("ends 10", "ends: stacks are used again"),
+    ("heap 50", "heap: malloc goes on"),
+    ("fork 3 open", "fork: children have copies of their own"),
+    ("replaced", "replaced: what is the application's stays so"),
+    ("flat 50", "flat: nothing is left"),
+];
+
 struct Stack {
     daemon: Daemon,
     guest: Guest,
@@ -38,15 +51,16 @@ impl Stack {
     }
 
     /// All parts, run by an ordinary user, which must say that writers were held in this way.
-    fn parts(&self, hold: &str) {
-        for (arguments, expected) in PARTS {
+    fn parts(&self, parts: &[(&str, &str)], hold: &str, register: &str) {
+        for (arguments, expected) in parts {
             let begin = Instant::now();
             let arguments = match std::env::var(STORM_VARIABLE) {
                 Ok(rounds) if arguments.starts_with("storm") => format!("storm {rounds}"),
                 _ if *arguments == "unfit" => format!("unfit {hold}"),
                 _ => (*arguments).to_owned(),
             };
-            let script = format!("VIRTIO_KFD_REGISTER=adopt HSAKMT_DEBUG_LEVEL=6 {PROGRAM} {arguments} 2>&1");
+            let script =
+                format!("VIRTIO_KFD_REGISTER={register} HSAKMT_DEBUG_LEVEL=6 {PROGRAM} {arguments} 2>&1");
             let output = self.guest.run(&user(&script).limit(LIMIT)).unwrap();
             let text = output.text();
             assert!(
@@ -88,10 +102,11 @@ fn nothing_is_lost_in_a_guest() {
 
     // As a distribution leaves it: no userfaultfd for users. And yama lets a process be traced by its ancestors only.
     stack.root("test ! -e /proc/sys/kernel/yama/ptrace_scope || echo 1 > /proc/sys/kernel/yama/ptrace_scope");
-    stack.parts("ptrace");
+    stack.parts(PARTS, "ptrace", "adopt");
+    stack.parts(OF_VARIABLES, "ptrace", "adopt-variables");
     // As docs/limits.md recommends it.
     stack.root("chmod 666 /dev/userfaultfd");
-    stack.parts("userfaultfd");
+    stack.parts(PARTS, "userfaultfd", "adopt");
 
     // The guest's kernel had nothing to complain of.
     assert_eq!(kernel_complaints(&stack.guest).unwrap(), "");

@@ -25,7 +25,7 @@ const HOLD: &str = "VIRTIO_KFD_REGISTER_HOLD";
 const FLAT_VARIABLE: &str = "VIRTIO_KFD_TEST_REGISTRATIONS";
 
 /// Arguments and what is printed at the end; natively the program prints the same.
-const PARTS: &[Part] = &[
+const PARTS: &[Part<'_>] = &[
     (&["storm", "300"], "storm: nothing is lost\n"),
     (&["fork", "10"], "fork: children have copies of their own\n"),
     (&["heap", "600"], "heap: malloc goes on\n"),
@@ -34,14 +34,29 @@ const PARTS: &[Part] = &[
 ];
 
 /// The same where each page is a run of its own: more runs than 32768 in a blob are refused.
-const SCATTERED: &[Part] = &[
+const SCATTERED: &[Part<'_>] = &[
     (&["storm", "100"], "storm: nothing is lost\n"),
     (&["replaced"], "replaced: what is the application's stays so\n"),
     (&["sizes", "16"], "sizes: up to 16 MiB\n"),
 ];
 
+/// The further option, with which all of the above holds as well.
+const VARIABLES: &str = "adopt-variables";
+
+/// What only that takes.
+const OF_VARIABLES: &[Part<'_>] = &[
+    (&["locals", "50"], "locals: nothing is lost\n"),
+    (&["growth"], "growth: stacks grow on\n"),
+    (&["data", "40"], "data: nothing is lost\n"),
+    (&["children", "20"], "children: they have stacks of their own\n"),
+    (&["ends", "50"], "ends: stacks are used again\n"),
+];
+
+/// Environment variable: rounds of `locals` in place of 150; the full measure is 5000.
+const LOCALS_VARIABLE: &str = "VIRTIO_KFD_TEST_LOCALS";
+
 /// Arguments, and what is printed at the end.
-type Part = (&'static [&'static str], &'static str);
+type Part<'a> = (&'a [&'a str], &'a str);
 
 struct Stack {
     artifacts: Artifacts,
@@ -82,7 +97,7 @@ impl Stack {
     }
 
     /// All parts, with writers held in this way; says which way it was.
-    fn parts(&self, parts: &[Part], hold: &str, environment: &[(&str, &str)]) {
+    fn parts(&self, parts: &[Part<'_>], hold: &str, environment: &[(&str, &str)]) {
         for (arguments, expected) in parts {
             let daemon = Daemon::start(&self.artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
             let mut command = self.command(daemon.socket(), arguments, environment);
@@ -127,6 +142,27 @@ fn nothing_is_lost_in_memory_without_two_pages_side_by_side() {
     stack.parts(SCATTERED, "ptrace", &[("VIRTIO_KFD_LOOPBACK_SCATTER", "1")]);
 }
 
+/// Local variables, of the thread that asks and of others, while all run and handle signals on these stacks; data of the
+/// program; what children have of them, and what is left when they are given back.
+#[test]
+fn variables_are_adopted_where_it_is_asked_for() {
+    let stack = need!(stack());
+    let rounds = std::env::var(LOCALS_VARIABLE).unwrap_or_else(|_| "150".to_owned());
+    let locals: &[&str] = &["locals", &rounds];
+    stack.parts(&[(locals, "locals: nothing is lost\n")], "ptrace", &[(REGISTER, VARIABLES)]);
+    stack.parts(OF_VARIABLES, "ptrace", &[(REGISTER, VARIABLES)]);
+    stack.parts(PARTS, "ptrace", &[(REGISTER, VARIABLES)]);
+    stack.parts(&[(&["unfit", "ptrace"], "unfit: refused\n")], "ptrace", &[(REGISTER, VARIABLES)]);
+}
+
+/// Several mappings of the blob for one of the application's.
+#[test]
+fn variables_are_adopted_in_memory_without_two_pages_side_by_side() {
+    let stack = need!(stack());
+    let environment = [(REGISTER, VARIABLES), ("VIRTIO_KFD_LOOPBACK_SCATTER", "1")];
+    stack.parts(OF_VARIABLES, "ptrace", &environment);
+}
+
 /// Stacks, locked memory, files, holes; a debugger, and a thread that cannot be stopped. Natively the kernel takes most.
 #[test]
 fn what_cannot_be_adopted_is_refused_and_stays_as_it_is() {
@@ -146,7 +182,7 @@ fn what_is_adopted_while_threads_cannot_be_stopped_is_given_back_later() {
 #[test]
 fn the_program_is_right_natively() {
     let stack = need!(stack());
-    for (arguments, expected) in PARTS {
+    for (arguments, expected) in PARTS.iter().chain(OF_VARIABLES) {
         let mut command = stack.program.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
         command.args(*arguments);
         assert_eq!(text(command, LIMIT).unwrap(), *expected);
@@ -181,7 +217,10 @@ fn an_option_that_is_not_known_is_told_of_once() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "refused: NOT_SUPPORTED, NOT_SUPPORTED\n");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("VIRTIO_KFD_REGISTER is \"1\", expected adopt or refuse"), "{said}");
+    assert!(
+        said.contains("VIRTIO_KFD_REGISTER is \"1\", expected adopt, adopt-variables or refuse"),
+        "{said}"
+    );
 }
 
 /// Descriptors and mappings of each process of the daemon, workers included.

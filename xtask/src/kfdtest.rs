@@ -34,8 +34,8 @@ const GUEST_BINARY: &str = "usr/bin/kfdtest";
 /// of 20 MiB; the image lies in it too.
 const GUEST_MIB: u32 = 3072;
 
-/// Opts in to the registration of application memory (docs/limits.md).
-const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt");
+/// Opts in to the registration of application memory, variables included (docs/limits.md).
+const REGISTER: (&str, &str) = ("VIRTIO_KFD_REGISTER", "adopt-variables");
 
 /// Options of `cargo xtask kfdtest`.
 #[derive(Debug, clap::Args)]

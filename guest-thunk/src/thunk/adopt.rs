@@ -6,26 +6,34 @@
 //!
 //! | step | how |
 //! |---|---|
-//! | vet | the range is private, anonymous, of one character, nobody's stack ([`maps`]) |
+//! | vet | the range is private, anonymous, of one character, not the main thread's stack ([`maps`]) |
 //! | prepare | a blob, mapped and populated at a staging address |
 //! | hold | writers wait, by userfaultfd ([`fault`]) or since all other threads are stopped ([`stop`]); system calls are not lost |
 //! | swap | the content is copied, and the staging mapping moved over the range ([`pages`]) |
 //! | let go | the blob's handle is closed: from now on the mapping alone keeps it, so what the application unmaps is gone |
 //! | give back | threads stopped, the blob's mapping moved away, fresh private memory in its place, the content copied |
 //!
+//! With `VIRTIO_KFD_REGISTER=adopt-variables` stacks and the data of programs are adopted as well. A thread cannot exchange the
+//! pages under itself, so the helper that stops threads does that, of all memory, while the calling thread is stopped too
+//! ([`variables`]); and a child of `fork` gets its copies from the same helper before it runs ([`child`]).
+//!
 //! A page is adopted once; several registrations may use it. So a registration lies in one or more segments, each
 //! with its own blob. The table is the process's, not the connection's, for addresses are the process's.
 
+mod child;
 mod fault;
 mod fork;
 pub mod maps;
 mod pages;
 mod patience;
+mod plan;
 mod signals;
 mod stop;
 mod swap;
 mod syscall;
 mod tasks;
+mod tracer;
+mod variables;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -38,8 +46,9 @@ use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::memory::AllocFlags;
 use virtio_kfd_protocol::{GpuId, ResourceId};
 
-use self::maps::{Area, Character, FilePlace, Unfit};
+use self::maps::{Area, Character, FilePlace, Fit, Unfit, Vetted};
 use self::stop::Stopped;
+use self::variables::Kept;
 use super::Thunk;
 use super::lock::lock;
 use super::memory::address::page_size;
@@ -61,6 +70,8 @@ struct Segment {
     /// What is mapped where, relative to the start; to see whether it still is.
     parts: Vec<(Range<u64>, FilePlace)>,
     character: Character,
+    /// What was there before, where it is kept.
+    kept: Option<Kept>,
     /// Registrations in it.
     uses: usize,
 }
@@ -127,13 +138,14 @@ pub fn register(thunk: &Thunk, address: u64, size: u64, gpus: &[GpuId], flags: K
     if replaced.is_none() && thunk.memory.register_again(address, size, gpus)? {
         return Ok(());
     }
-    if thunk.settings.registration == Registration::Refuse {
+    let registration = thunk.settings.registration;
+    if registration == Registration::Refuse {
         return Err(refuse());
     }
     let snapshot = thunk.snapshot()?;
     let gpu = snapshot.gpus.first().map(|gpu| gpu.gpu_id);
     let gpu = gpu.ok_or_else(|| Refusal::error("there is no GPU to register memory for"))?;
-    let (pieces, keep) = adopt(&thunk.client, address, size)?;
+    let (pieces, keep) = adopt(&thunk.client, address, size, registration)?;
     let registered = Registered { address, size, pieces, gpu, flags: flags.kfd(), keep: Box::new(keep) };
     let before = match replaced {
         Some(replaced) => thunk.memory.end_replaced(&thunk.client, replaced)?,
@@ -231,7 +243,7 @@ fn check_stop() -> Outcome<()> {
     if CHECKED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let checked = Stopped::new((0, 0)).map(drop);
+    let checked = Stopped::new(&(0..0)).map(drop);
     CHECKED.store(checked.is_ok(), Ordering::Relaxed);
     checked.map_err(|why| {
         let why =
@@ -241,7 +253,7 @@ fn check_stop() -> Outcome<()> {
 }
 
 /// Adopts the pages of a range that are not adopted yet.
-fn adopt(client: &Client, address: u64, size: u64) -> Outcome<(Vec<Piece>, Keep)> {
+fn adopt(client: &Client, address: u64, size: u64, how: Registration) -> Outcome<(Vec<Piece>, Keep)> {
     let page = page_size();
     let start = address.checked_sub(address.checked_rem(page).unwrap_or(0));
     let end = address.checked_add(size).and_then(|end| end.checked_next_multiple_of(page));
@@ -259,16 +271,17 @@ fn adopt(client: &Client, address: u64, size: u64) -> Outcome<(Vec<Piece>, Keep)
         return Err(unfit(Unfit::Hole(hole)));
     }
     let missing = table.missing(&range);
-    let mut characters = Vec::new();
+    let variables = how == Registration::AdoptVariables;
+    let mut vetted = Vec::new();
     for gap in &missing {
-        if swap::is_in_use_here(gap) {
-            return Err(unfit(Unfit::Kind(gap.start, "it is the calling thread's own".to_owned())));
-        }
-        let vetted = maps::vet(gap).map_err(|error| system("/proc/self/smaps", &error))?;
-        characters.push(vetted.map_err(unfit)?);
+        vetted.push(if variables { variables::vet(gap)? } else { vet(gap)? });
     }
-    for (gap, character) in missing.into_iter().zip(characters) {
-        let adopted = swap::adopt(client, gap, character);
+    for (gap, vetted) in missing.into_iter().zip(vetted) {
+        let adopted = if variables {
+            variables::adopt(client, gap, vetted)
+        } else {
+            swap::adopt(client, gap, vetted.character)
+        };
         match adopted {
             Ok(segment) => table.insert(segment),
             Err(refusal) => {
@@ -278,6 +291,15 @@ fn adopt(client: &Client, address: u64, size: u64) -> Outcome<(Vec<Piece>, Keep)
         }
     }
     Ok(table.take(&range))
+}
+
+/// That a range is ordinary memory.
+fn vet(range: &Range<u64>) -> Outcome<Vetted> {
+    if swap::is_in_use_here(range) {
+        return Err(unfit(Unfit::Kind(range.start, "it is the calling thread's own".to_owned())));
+    }
+    let vetted = maps::vet(range, Fit::Ordinary).map_err(|error| system("/proc/self/smaps", &error))?;
+    vetted.map_err(unfit)
 }
 
 impl Table {
@@ -474,7 +496,7 @@ mod tests {
     fn segment_of(range: Range<u64>, place: FilePlace, length: u64) -> Segment {
         let character = Character::default();
         let parts = vec![(0..length, place)];
-        Segment { range, resource: ResourceId(1), blob: None, parts, character, uses: 1 }
+        Segment { range, resource: ResourceId(1), blob: None, parts, character, kept: None, uses: 1 }
     }
 
     fn area(range: Range<u64>, inode: u64, offset: u64) -> Area {

@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use crate::thunk::refusal::tell;
 
-/// What becomes of memory of the application that is registered: `adopt` or `refuse`.
+/// What becomes of memory of the application that is registered: `adopt`, `adopt-variables` or `refuse`.
 const REGISTER: &str = "VIRTIO_KFD_REGISTER";
 
 /// `userfaultfd` or `ptrace`, for how writers are held while memory is adopted; else the first that this process may use.
@@ -48,6 +48,8 @@ pub enum Registration {
     Refuse,
     /// `adopt`: the memory is taken over in place.
     Adopt,
+    /// `adopt-variables`: also that of variables, on stacks and in the data of programs.
+    AdoptVariables,
 }
 
 /// `HSA_OVERRIDE_GFX_VERSION` is set to something that is no version.
@@ -89,6 +91,7 @@ impl Settings {
             alignment_order: number("HSA_MAX_VA_ALIGN").map_or(default.alignment_order, |n| n.min(18)),
             registration: match variable(REGISTER).as_deref() {
                 Some("adopt") => Registration::Adopt,
+                Some("adopt-variables") => Registration::AdoptVariables,
                 _ => Registration::Refuse,
             },
             hdp: match variable(HDP).as_deref() {
@@ -101,15 +104,15 @@ impl Settings {
 
 /// A sentence for each of this library's variables whose value is none that it knows.
 fn unknown(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let choices = [
-        (REGISTER, ["adopt", "refuse"], "memory that is registered is refused"),
-        (HOLD, ["ptrace", "userfaultfd"], "the library chooses"),
-        (HDP, ["trap", "none"], "GPUs have no page of HDP flush registers"),
+    let choices: [(&str, &[&str], &str); 3] = [
+        (REGISTER, &["adopt", "adopt-variables", "refuse"], "memory that is registered is refused"),
+        (HOLD, &["ptrace", "userfaultfd"], "the library chooses"),
+        (HDP, &["trap", "none"], "GPUs have no page of HDP flush registers"),
     ];
-    let sentence = |(name, known, then): (&str, [&str; 2], &str)| {
+    let sentence = |(name, known, then): (&str, &[&str], &str)| {
         let value = variable(name).filter(|value| !value.is_empty() && !known.contains(&&**value))?;
-        let [one, other] = known;
-        Some(format!("{name} is {value:?}, expected {one} or {other}: {then}"))
+        let (last, others) = known.split_last()?;
+        Some(format!("{name} is {value:?}, expected {} or {last}: {then}", others.join(", ")))
     };
     choices.into_iter().filter_map(sentence).collect()
 }
@@ -154,6 +157,8 @@ mod tests {
         assert_eq!(with("HSA_SVM_GUARD_PAGES", "3").guard_pages, 3);
         assert_eq!(with("HSA_MAX_VA_ALIGN", "99").alignment_order, 18);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "adopt").registration, Registration::Adopt);
+        let variables = with("VIRTIO_KFD_REGISTER", "adopt-variables").registration;
+        assert_eq!(variables, Registration::AdoptVariables);
         assert_eq!(with("VIRTIO_KFD_REGISTER", "1").registration, Registration::Refuse);
         assert_eq!(with("VIRTIO_KFD_HDP", "trap").hdp, HdpFlush::Trap);
         assert_eq!(with("VIRTIO_KFD_HDP", "1").hdp, HdpFlush::None);
@@ -162,13 +167,20 @@ mod tests {
     #[test]
     fn values_that_are_not_known_are_told_of() {
         let told = |name: &str, value: &str| unknown(|asked| (asked == name).then(|| value.to_owned()));
-        let register = "VIRTIO_KFD_REGISTER is \"Adopt\\n\", expected adopt or refuse: memory that is registered is refused";
+        let register = "VIRTIO_KFD_REGISTER is \"Adopt\\n\", expected adopt, adopt-variables or refuse: memory that is \
+                        registered is refused";
         assert_eq!(told(REGISTER, "Adopt\n"), [register]);
         assert_eq!(told(HOLD, "uffd").len(), 1);
         assert_eq!(told(HDP, "1").len(), 1);
-        for (name, value) in
-            [(REGISTER, "adopt"), (REGISTER, "refuse"), (REGISTER, ""), (HOLD, "ptrace"), (HDP, "trap")]
-        {
+        let known = [
+            (REGISTER, "adopt"),
+            (REGISTER, "adopt-variables"),
+            (REGISTER, "refuse"),
+            (REGISTER, ""),
+            (HOLD, "ptrace"),
+            (HDP, "trap"),
+        ];
+        for (name, value) in known {
             assert_eq!(told(name, value), [""; 0], "{name}={value}");
         }
     }

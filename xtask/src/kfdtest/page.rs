@@ -53,7 +53,7 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          - The binary: {binary}\n\
          - Its tests that match `{filter}`, each alone.\n\
          - Native: Debian 13's libhsakmt on the model `{profile}`, which is preloaded into the program.\n\
-         - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt`, against `vhost-user-kfd --kfd \
+         - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt-variables`, against `vhost-user-kfd --kfd \
          model:{profile}` and its workers.\n{guest}\
          - Each test runs in a process and a process group of its own, with a limit of {limit} s, on our stack three \
          times as much for a test that ends natively; the daemon is \

@@ -1,9 +1,13 @@
 //! What lies in a range of the process: /proc/self/maps and /proc/self/smaps (proc_pid_maps(5), proc_pid_smaps(5)).
+#![allow(unsafe_code, reason = "a bare system call, for the tracer")]
 
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use super::syscall::call;
 
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,9 +170,14 @@ impl Line {
         }
     }
 
-    /// Whether it is private memory of no file, to be read and written.
+    /// Whether it is private memory, to be read and written.
+    pub fn is_private(&self) -> bool {
+        self.permissions.is(b"rw-p")
+    }
+
+    /// Whether that is of no file.
     pub fn is_plain(&self) -> bool {
-        self.permissions.is(b"rw-p") && self.inode == 0
+        self.is_private() && self.inode == 0
     }
 
     /// Whether a file lies at an address, from so many bytes behind this place of it on.
@@ -186,13 +195,25 @@ impl Later {
     }
 
     /// Whether all of some ranges, which are in order, is mapped, and each mapping there is as it should be: `fits` is
-    /// asked for the first address of each mapping in each range. Neither allocates nor locks.
+    /// asked for the first address of each mapping in each range. Neither allocates nor locks. Can be asked once.
     pub fn fits<T>(
-        mut self,
+        &self,
         ranges: &[(Range<u64>, T)],
         fits: impl Fn(&T, &Range<u64>, &Line, u64) -> bool,
     ) -> io::Result<bool> {
-        fits_all(&mut self.file, ranges, fits)
+        fits_all(&mut Bare(&self.file), ranges, fits)
+    }
+}
+
+/// Read by bare calls: the C library's is a point of cancellation, which means the thread whose thread pointer it is.
+struct Bare<'a>(&'a File);
+
+impl Read for Bare<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let place = buffer.as_mut_ptr().expose_provenance();
+        // SAFETY: the buffer is exclusive, as large as is said, and valid whatever is written.
+        unsafe { call(libc::SYS_read, [self.0.as_raw_fd() as usize, place, buffer.len()]) }
+            .map_err(io::Error::from_raw_os_error)
     }
 }
 
@@ -257,8 +278,30 @@ pub struct Character {
 /// Flags of ordinary memory, and which of them are kept: no reserve, huge pages or none, mergeable, not in core dumps.
 const ORDINARY: [&str; 8] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "nr"];
 const ADVICE: [&str; 4] = ["hg", "nh", "mg", "dd"];
+/// Of the main thread's stack: the kernel extends it downwards.
+const GROWS: &str = "gd";
 /// The flags that a fresh mapping is given as well.
 pub const KEPT: [&str; 5] = ["nr", "hg", "nh", "mg", "dd"];
+
+/// What is adopted.
+#[derive(Clone, Copy)]
+pub enum Fit<'a> {
+    /// Ordinary anonymous memory.
+    Ordinary,
+    /// Also the main thread's stack, and the files' pages for which this answers yes: data of programs and libraries.
+    Variables(&'a dyn Fn(&Range<u64>) -> bool),
+}
+
+/// A range that can be adopted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vetted {
+    /// What has to be put back.
+    pub character: Character,
+    /// What lies in which part of it, in order.
+    pub places: Vec<(Range<u64>, FilePlace)>,
+    /// The kernel extends a part of it downwards.
+    pub grows: bool,
+}
 
 /// Why a range is not adopted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -269,9 +312,9 @@ pub enum Unfit {
     Kind(u64, String),
 }
 
-/// Looks at a range of whole pages: it has to be ordinary private memory everywhere, of one character.
-pub fn vet(range: &Range<u64>) -> io::Result<Result<Character, Unfit>> {
-    Ok(judge(&areas_with_flags(range)?, range))
+/// Looks at a range of whole pages: it has to be fit everywhere, and ordinary memory of one character.
+pub fn vet(range: &Range<u64>, fit: Fit) -> io::Result<Result<Vetted, Unfit>> {
+    Ok(judge(&areas_with_flags(range)?, range, fit))
 }
 
 /// The first address of a range where nothing is mapped.
@@ -290,35 +333,51 @@ fn first_hole(areas: &[Area], range: &Range<u64>) -> Option<u64> {
     (next < range.end).then_some(next)
 }
 
-fn judge(areas: &[Area], range: &Range<u64>) -> Result<Character, Unfit> {
+fn judge(areas: &[Area], range: &Range<u64>, fit: Fit) -> Result<Vetted, Unfit> {
     if let Some(hole) = first_hole(areas, range) {
         return Err(Unfit::Hole(hole));
     }
     let mut character = None;
+    let mut places = Vec::new();
     for area in areas {
+        let piece = area.within(range);
         let this =
-            characterize(area).map_err(|what| Unfit::Kind(area.start.max(range.start), what.into_owned()))?;
-        if character.get_or_insert_with(|| this.clone()) != &this {
+            characterize(area, &piece, fit).map_err(|what| Unfit::Kind(piece.start, what.into_owned()))?;
+        // With variables everything is kept as it was.
+        let alike = matches!(fit, Fit::Variables(_));
+        if character.get_or_insert_with(|| this.clone()) != &this && !alike {
             let what = "its attributes change within the range".to_owned();
             return Err(Unfit::Kind(area.start, what));
         }
+        let place = if area.file.inode == 0 { FilePlace::default() } else { area.file_at(piece.start) };
+        places.push((piece, place));
     }
-    Ok(character.unwrap_or_default())
+    let grows = areas.iter().any(|area| area.flags.iter().any(|flag| flag == GROWS));
+    Ok(Vetted { character: character.unwrap_or_default(), places, grows })
 }
 
-/// What ordinary private memory is like, or what it is instead.
-fn characterize(area: &Area) -> Result<Character, Cow<'static, str>> {
+/// What private memory is like that is fit, or what it is instead.
+fn characterize(area: &Area, piece: &Range<u64>, fit: Fit) -> Result<Character, Cow<'static, str>> {
     if area.permissions != "rw-p" {
         return Err(format!("its permissions are {}, expected rw-p", area.permissions).into());
     }
     let named = area.name.starts_with("[anon:");
-    if area.file.inode != 0 || !(area.name.is_empty() || area.name == "[heap]" || named) {
+    let (stacks, data) = match fit {
+        Fit::Ordinary => (false, false),
+        Fit::Variables(is_data) => (true, area.file.inode != 0 && is_data(piece)),
+    };
+    let anonymous = area.file.inode == 0
+        && (area.name.is_empty() || area.name == "[heap]" || named || (stacks && area.name == "[stack]"));
+    if !(anonymous || data) {
         return Err(format!("it is {}, expected anonymous memory", area.name).into());
     }
     if area.flags.is_empty() {
         return Err("the kernel does not tell its flags".into());
     }
-    let strange = |flag: &&String| !(ORDINARY.contains(&flag.as_str()) || ADVICE.contains(&flag.as_str()));
+    let strange = |flag: &&String| {
+        let flag = flag.as_str();
+        !(ORDINARY.contains(&flag) || ADVICE.contains(&flag) || (stacks && flag == GROWS))
+    };
     if let Some(flag) = area.flags.iter().find(strange) {
         return Err(format!("it has the flag {flag} (VmFlags of /proc/self/smaps)").into());
     }
@@ -346,12 +405,17 @@ VmFlags: rd wr mr mw me ac
 VmFlags: rd wr mr mw me lo ac
 7f0000010000-7f0000020000 rw-s 00012000 00:05 1025                       /memfd:a name (deleted)
 VmFlags: rd wr sh mr mw me ms sd
+7f8000000000-7f8000002000 rw-p 00003000 08:01 77                         /usr/bin/program
+VmFlags: rd wr mr mw me ac sd
+7f8000002000-7f8000003000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me ac sd
 7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
 VmFlags: rd wr mr mw me gd ac
 ";
 
     fn judged(range: Range<u64>) -> Result<Character, Unfit> {
-        judge(&parse(SMAPS.as_bytes(), &range).unwrap(), &range)
+        let areas = parse(SMAPS.as_bytes(), &range).unwrap();
+        judge(&areas, &range, Fit::Ordinary).map(|vetted| vetted.character)
     }
 
     #[test]
@@ -376,6 +440,26 @@ VmFlags: rd wr mr mw me gd ac
         assert_eq!(judged(0x7f000000a000..0x7f000000b000), Err(Unfit::Hole(0x7f000000a000)));
         assert_eq!(judged(0x55d2c000..0x55d2e000), Err(Unfit::Hole(0x55d2d000)));
         assert_eq!(judged(0x7f0000005000..0x7f000000b000), Err(Unfit::Hole(0x7f0000008000)), "whatever else");
+    }
+
+    /// With the further option.
+    #[test]
+    fn stacks_and_data_of_programs_are_variables() {
+        let judged = |range: Range<u64>, is_data: bool| {
+            judge(&parse(SMAPS.as_bytes(), &range).unwrap(), &range, Fit::Variables(&|_| is_data))
+        };
+        let kind = |range, is_data| matches!(judged(range, is_data), Err(Unfit::Kind(..)));
+        let stack = judged(0x7ffc00001000..0x7ffc00002000, false).unwrap();
+        assert!(stack.grows);
+        let data = 0x7f8000001000..0x7f8000003000;
+        assert!(kind(data.clone(), false), "any other file");
+        let vetted = judged(data, true).unwrap();
+        let place = FilePlace { device: "08:01".into(), inode: 77, offset: 0x4000 };
+        let places =
+            [(0x7f8000001000..0x7f8000002000, place), (0x7f8000002000..0x7f8000003000, FilePlace::default())];
+        assert_eq!((vetted.grows, &vetted.places[..]), (false, &places[..]));
+        assert!(kind(0x7f0000005000..0x7f0000007000, true), "locked");
+        assert!(kind(0x7f0000010000..0x7f0000011000, true), "shared");
     }
 
     const MAPS: &str = "\
@@ -435,8 +519,9 @@ VmFlags: rd wr mr mw me gd ac
         let page = crate::thunk::memory::address::page_size();
         let buffer = vec![1u8; 1 << 20];
         let start = (buffer.as_ptr().addr() as u64).next_multiple_of(page);
-        assert_eq!(vet(&(start..start + 4 * page)).unwrap().map(|it| it.name), Ok(None));
+        let vetted = vet(&(start..start + 4 * page), Fit::Ordinary).unwrap();
+        assert_eq!(vetted.map(|it| it.character.name), Ok(None));
         let code = (judged as fn(_) -> _ as usize as u64) / page * page;
-        assert!(matches!(vet(&(code..code + page)).unwrap(), Err(Unfit::Kind(..))));
+        assert!(matches!(vet(&(code..code + page), Fit::Ordinary).unwrap(), Err(Unfit::Kind(..))));
     }
 }

@@ -1,5 +1,5 @@
 //! Pages of the process: copied, moved and mapped while everything that could use them is held. So nothing here allocates,
-//! takes a lock or unwinds.
+//! takes a lock or unwinds, and system calls are bare ones: the tracer uses this with another thread's thread pointer.
 #![allow(unsafe_code, reason = "mremap, mmap, and copies of memory that others write")]
 
 use std::fs::File;
@@ -7,6 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
+
+use super::syscall::call;
 
 /// Smallest page of x86-64; the kernel's other page sizes are multiples.
 pub const PAGE: usize = 4096;
@@ -25,8 +27,13 @@ fn pointer(address: u64) -> *mut libc::c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-fn last() -> io::Error {
-    io::Error::last_os_error()
+/// What a call answers. Made without allocation.
+fn error(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+fn length_of(range: &Range<u64>) -> usize {
+    range.end.saturating_sub(range.start) as usize
 }
 
 /// Reads memory that may vanish or be unreadable, without a fault.
@@ -45,11 +52,22 @@ impl Reader {
         let place = unsafe { libc::mmap(ptr::null_mut(), BOUNCE, protection, flags, -1, 0) };
         match NonNull::new(place.cast::<u8>()) {
             Some(bounce) if place != libc::MAP_FAILED => Ok(Reader { pagemap, bounce }),
-            _ => Err(last()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Copies the pages of a range that are not zero to zeroed pages at `to`, which is mapped for good.
+    /// Copies all pages of a range, whatever backs them, to zeroed pages at `to`, which is mapped for good.
+    pub fn copy_all(&self, from: &Range<u64>, to: u64) -> io::Result<()> {
+        let length = length_of(from);
+        for offset in (0..length).step_by(BOUNCE) {
+            let run = length.saturating_sub(offset).min(BOUNCE);
+            let offset = offset as u64;
+            self.copy_run(from.start.saturating_add(offset), to.saturating_add(offset), run)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the pages of a range of anonymous memory that are not zero to zeroed pages at `to`, which is mapped for good.
     pub fn copy(&self, from: &Range<u64>, to: u64) -> io::Result<()> {
         let mut entries = [0u64; WINDOW];
         let mut at = from.start;
@@ -76,26 +94,23 @@ impl Reader {
     fn populated(&self, at: u64, entries: &mut [u64]) -> io::Result<()> {
         let offset = (at / PAGE as u64).saturating_mul(8) as libc::off_t;
         let length = size_of_val(entries);
+        let place = entries.as_mut_ptr().expose_provenance();
+        let arguments = [self.pagemap.as_raw_fd() as usize, place, length, offset as usize];
         // SAFETY: the entries are exclusive, as many bytes as is said, and valid whatever is written.
-        let read =
-            unsafe { libc::pread(self.pagemap.as_raw_fd(), entries.as_mut_ptr().cast(), length, offset) };
-        match usize::try_from(read) {
+        match unsafe { call(libc::SYS_pread64, arguments) } {
             Ok(read) if read == length => Ok(()),
-            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
-            Err(_) => Err(last()),
+            Ok(_) => Err(error(libc::EFAULT)),
+            Err(errno) => Err(error(errno)),
         }
     }
 
     fn copy_run(&self, from: u64, to: u64, length: usize) -> io::Result<()> {
         let local = libc::iovec { iov_base: self.bounce.as_ptr().cast(), iov_len: length };
-        let own = std::process::id() as libc::pid_t;
         let remote = libc::iovec { iov_base: pointer(from), iov_len: length };
         // SAFETY: length is at most the buffer's; what cannot be read of the other side is an error.
-        let read = unsafe { libc::process_vm_readv(own, &raw const local, 1, &raw const remote, 1, 0) };
-        match usize::try_from(read) {
-            Ok(read) if read == length => {}
-            Ok(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
-            Err(_) => return Err(last()),
+        let read = unsafe { between(libc::SYS_process_vm_readv, own_id()?, &local, &remote) }?;
+        if read != length {
+            return Err(error(libc::EFAULT));
         }
         // SAFETY: the caller promises that the target is mapped; the buffer is this object's own.
         unsafe { copy_pages(self.bounce.as_ptr(), pointer(to).cast(), length) };
@@ -146,16 +161,26 @@ pub unsafe fn copy_mapped(from: &Range<u64>, to: u64) {
     unsafe { copy_pages(pointer(from.start).cast::<u8>().cast_const(), pointer(to).cast(), length) };
 }
 
+/// Copies all bytes of mapped pages by address, also zeros.
+///
+/// # Safety
+/// As [`copy_pages`], but for the target's content.
+pub unsafe fn copy_every(from: &Range<u64>, to: u64) {
+    let (source, target) = (pointer(from.start).cast::<u8>().cast_const(), pointer(to).cast::<u8>());
+    // SAFETY: the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(source, target, length_of(from)) };
+}
+
 /// Moves a mapping, over what is mapped at its new place.
 ///
 /// # Safety
 /// The caller owns both ranges, and nothing in the old one is used any more.
 pub unsafe fn move_over(from: &Range<u64>, to: u64) -> io::Result<()> {
-    let length = from.end.saturating_sub(from.start) as usize;
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let length = length_of(from);
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
     // SAFETY: the caller's promise.
-    let moved = unsafe { libc::mremap(pointer(from.start), length, length, flags, pointer(to)) };
-    if moved == libc::MAP_FAILED { Err(last()) } else { Ok(()) }
+    let moved = unsafe { call(libc::SYS_mremap, [from.start as usize, length, length, flags, to as usize]) };
+    moved.map(drop).map_err(error)
 }
 
 /// Maps zeroed private memory at free addresses, or at any.
@@ -167,15 +192,14 @@ pub fn map_fresh(at: Option<u64>, length: u64, no_reserve: bool) -> io::Result<u
     if at.is_some() {
         flags |= libc::MAP_FIXED_NOREPLACE;
     }
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let arguments = [at.unwrap_or(0) as usize, length as usize, protection, flags as usize, usize::MAX, 0];
     // SAFETY: the kernel takes only addresses that nothing uses.
-    let place = unsafe { libc::mmap(pointer(at.unwrap_or(0)), length as usize, protection, flags, -1, 0) };
-    match place.expose_provenance() as u64 {
-        _ if place == libc::MAP_FAILED => Err(last()),
+    match unsafe { call(libc::SYS_mmap, arguments) }.map_err(error)? as u64 {
         // Kernels before 4.17 take the address for a hint.
         place if at.is_some_and(|at| at != place) => {
             let _ = unmap(place, length);
-            Err(io::Error::from_raw_os_error(libc::EEXIST))
+            Err(error(libc::EEXIST))
         }
         place => Ok(place),
     }
@@ -187,8 +211,9 @@ pub fn is_mapped(range: &Range<u64>) -> bool {
     let mut at = range.start;
     while at < range.end {
         let length = (range.end.saturating_sub(at) as usize).min(WINDOW * PAGE);
+        let place = residency.as_mut_ptr().expose_provenance();
         // SAFETY: the vector has a byte for each page; nothing else is touched.
-        if unsafe { libc::mincore(pointer(at), length, residency.as_mut_ptr()) } != 0 {
+        if unsafe { call(libc::SYS_mincore, [at as usize, length, place]) }.is_err() {
             return false;
         }
         at = at.saturating_add(length as u64);
@@ -199,25 +224,62 @@ pub fn is_mapped(range: &Range<u64>) -> bool {
 /// Unmaps a range that the caller owns. Used only for mappings that this module's functions made.
 pub fn unmap(at: u64, length: u64) -> io::Result<()> {
     // SAFETY: what is mapped there is the caller's own, and no Rust object lives in it.
-    match unsafe { libc::munmap(pointer(at), length as usize) } {
-        0 => Ok(()),
-        _ => Err(last()),
-    }
+    unsafe { call(libc::SYS_munmap, [at as usize, length as usize]) }.map(drop).map_err(error)
 }
 
-/// madvise(2). A kernel that does not know an advice changes nothing.
-pub fn advise(range: &Range<u64>, advice: i32) {
-    let length = range.end.saturating_sub(range.start) as usize;
-    // SAFETY: only used with advice that changes no content.
-    let _ = unsafe { libc::madvise(pointer(range.start), length, advice) };
+/// madvise(2).
+pub fn advise(range: &Range<u64>, advice: i32) -> io::Result<()> {
+    // SAFETY: only used with advice that changes no content, or for memory of this library's own.
+    let done = unsafe { call(libc::SYS_madvise, [range.start as usize, length_of(range), advice as usize]) };
+    done.map(drop).map_err(error)
 }
 
 /// Names a mapping as `[anon:...]`; the name ends with a zero.
 pub fn name(range: &Range<u64>, name: &std::ffi::CStr) {
-    let length = range.end.saturating_sub(range.start);
     /// linux/prctl.h
-    const PR_SET_VMA: libc::c_int = 0x5356_4d41;
-    const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
+    const PR_SET_VMA: usize = 0x5356_4d41;
+    const PR_SET_VMA_ANON_NAME: usize = 0;
+    let name = name.as_ptr().expose_provenance();
+    let arguments = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, range.start as usize, length_of(range), name];
     // SAFETY: the kernel copies the name.
-    let _ = unsafe { libc::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, range.start, length, name.as_ptr()) };
+    let _ = unsafe { call(libc::SYS_prctl, arguments) };
+}
+
+/// Copies memory of this process to a process that shares none with it. Unreadable memory is an error.
+pub fn copy_to(process: libc::pid_t, from: &Range<u64>, to: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < length_of(from) {
+        let at = |start: u64| pointer(start.saturating_add(done as u64));
+        let length = length_of(from).saturating_sub(done);
+        let local = libc::iovec { iov_base: at(from.start), iov_len: length };
+        let remote = libc::iovec { iov_base: at(to), iov_len: length };
+        // SAFETY: this process's memory is only read, and by the kernel.
+        match unsafe { between(libc::SYS_process_vm_writev, process, &local, &remote) }? {
+            0 => return Err(error(libc::EFAULT)),
+            written => done = done.saturating_add(written),
+        }
+    }
+    Ok(())
+}
+
+/// The number of this process: the tracer's, where that calls.
+fn own_id() -> io::Result<libc::pid_t> {
+    // SAFETY: no argument.
+    unsafe { call(libc::SYS_getpid, []) }.map(|id| id as libc::pid_t).map_err(error)
+}
+
+/// process_vm_readv(2) or process_vm_writev(2) of one piece.
+///
+/// # Safety
+/// What is written of this process's memory is the caller's.
+unsafe fn between(
+    number: libc::c_long,
+    process: libc::pid_t,
+    local: &libc::iovec,
+    remote: &libc::iovec,
+) -> io::Result<usize> {
+    let (local, remote) =
+        (ptr::from_ref(local).expose_provenance(), ptr::from_ref(remote).expose_provenance());
+    // SAFETY: both vectors have one entry, and live beyond the call; the rest is the caller's promise.
+    unsafe { call(number, [process.unsigned_abs() as usize, local, 1, remote, 1, 0]) }.map_err(error)
 }

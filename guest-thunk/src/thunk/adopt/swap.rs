@@ -12,7 +12,8 @@ use virtio_kfd_protocol::GuestVa;
 use super::maps::{self, Character, FilePlace, Later};
 use super::pages::{self, Reader};
 use super::stop::Stopped;
-use super::{Segment, fault, system};
+use super::tracer::CannotStop;
+use super::{Segment, fault, system, variables};
 use crate::client::Client;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::refusal::{Level, Outcome, Refusal, say};
@@ -64,9 +65,8 @@ impl Hold {
                 return Ok(Hold::Fault { _protected: protected });
             }
         }
-        let stopped = Stopped::new((range.start, range.end));
-        let stopped = stopped.map_err(|why| Refusal::new(HsakmtStatus::NOT_SUPPORTED, why.to_string()))?;
-        Ok(Hold::Stop { _stopped: stopped })
+        let stopped = Stopped::new(range);
+        Ok(Hold::Stop { _stopped: stopped.map_err(cannot_stop)? })
     }
 }
 
@@ -99,29 +99,39 @@ fn stack() -> Option<Range<u64>> {
 }
 
 /// A blob, mapped and populated beside the range that it is going to replace.
-struct Prepared {
-    blob: Box<dyn Blob>,
-    staging: Reservation,
-    parts: Vec<(Range<u64>, FilePlace)>,
+pub struct Prepared {
+    /// The blob.
+    pub blob: Box<dyn Blob>,
+    /// Where it is mapped.
+    pub staging: Reservation,
+    /// What of it lies where, relative to the start.
+    pub parts: Vec<(Range<u64>, FilePlace)>,
 }
 
-/// Adopts a range that was vetted.
+/// Adopts a range that was vetted as ordinary memory.
 pub fn adopt(client: &Client, range: Range<u64>, character: Character) -> Outcome<Segment> {
     let Prepared { blob, staging, parts } = prepare(client, &range)?;
     let reader = Reader::new().map_err(|error| system("/proc/self/pagemap", &error))?;
     let later = Later::open().map_err(|error| system("/proc/self/maps", &error))?;
     let hold = Hold::new(&range, parts.len())?;
     // From here to the drop of the hold: no allocation, no lock.
-    let swapped = swap(&reader, later, &range, staging.start(), &parts);
+    let swapped = swap(&reader, &later, &range, staging.start(), &parts);
     drop(hold);
     swapped.map_err(|error| system("the exchange of pages", &error))?;
     // All of it has been moved away: what is mapped there next is somebody else's.
     std::mem::forget(staging);
     let resource = blob.resource();
-    Ok(Segment { range, resource, blob: Some(blob.close_handle()), parts, character, uses: 0 })
+    let blob = Some(blob.close_handle());
+    Ok(Segment { range, resource, blob, parts, character, kept: None, uses: 0 })
 }
 
-fn prepare(client: &Client, range: &Range<u64>) -> Outcome<Prepared> {
+/// The runtime then does without.
+pub fn cannot_stop(why: CannotStop) -> Refusal {
+    Refusal::new(HsakmtStatus::NOT_SUPPORTED, why.to_string())
+}
+
+/// Makes a blob for a range, and maps it.
+pub fn prepare(client: &Client, range: &Range<u64>) -> Outcome<Prepared> {
     let size = range.end.saturating_sub(range.start);
     let blob = client.guest_memory(size)?;
     let staging = Reservation::new(size, page_size(), 0, (0, u64::MAX));
@@ -142,7 +152,7 @@ fn prepare(client: &Client, range: &Range<u64>) -> Outcome<Prepared> {
 /// Copies and moves; after an error the range is as it was.
 fn swap(
     reader: &Reader,
-    later: Later,
+    later: &Later,
     range: &Range<u64>,
     staging: u64,
     parts: &[(Range<u64>, FilePlace)],
@@ -167,11 +177,12 @@ fn swap(
 }
 
 /// The mappings have changed. An error that is made without allocation.
-fn changed() -> std::io::Error {
+pub fn changed() -> std::io::Error {
     std::io::Error::from_raw_os_error(libc::EAGAIN)
 }
 
-fn shifted(part: &Range<u64>, by: u64) -> Range<u64> {
+/// So much further up.
+pub fn shifted(part: &Range<u64>, by: u64) -> Range<u64> {
     part.start.saturating_add(by)..part.end.saturating_add(by)
 }
 
@@ -202,8 +213,10 @@ pub fn give_back(segment: &mut Segment) -> Result<(), String> {
     let intact: Vec<Range<u64>> = segment.intact(&areas, &segment.range).collect();
     let whole = segment.range.end.saturating_sub(segment.range.start);
     let left: u64 = intact.iter().map(|piece| piece.end.saturating_sub(piece.start)).sum();
-    if !intact.is_empty() {
-        replace(segment, &intact)?;
+    match &segment.kept {
+        Some(kept) => variables::put_back(segment, kept, &intact)?,
+        None if intact.is_empty() => {}
+        None => replace(segment, &intact)?,
     }
     let Some(blob) = segment.blob.take() else { return Ok(()) };
     if left != whole && is_mapped_elsewhere(segment) {
@@ -254,7 +267,8 @@ impl Dress {
     /// Gives it to fresh memory. Only system calls.
     pub fn put_on(&self, range: &Range<u64>) {
         for (_, advice) in self.advice.iter().filter(|(wanted, _)| *wanted) {
-            pages::advise(range, *advice);
+            // A kernel that does not know an advice changes nothing.
+            let _ = pages::advise(range, *advice);
         }
         if let Some(name) = &self.name {
             pages::name(range, name);
@@ -270,48 +284,52 @@ fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
     let expected: Vec<_> =
         intact.iter().filter_map(|piece| Some((piece.clone(), segment.place_of(piece)?))).collect();
     let later = Later::open().map_err(|error| format!("/proc/self/maps: {error}"))?;
-    let stopped = Stopped::new((0, 0)).map_err(|why| why.to_string())?;
+    // No allocation, no lock: everything is stopped.
+    let stopped = Stopped::new(&(0..0)).map_err(|why| why.to_string())?;
     // From here to the drop of `stopped`: no allocation, no lock.
+    let outcome = exchange_back(&later, &expected, intact, range, aside.start(), &dress);
+    drop(stopped);
+    outcome.map_err(|error| format!("the exchange of pages: {error}"))
+}
+
+fn exchange_back(
+    later: &Later,
+    expected: &[(Range<u64>, FilePlace)],
+    intact: &[Range<u64>],
+    range: &Range<u64>,
+    aside: u64,
+    dress: &Dress,
+) -> std::io::Result<()> {
     // Until it stopped, another thread may have mapped something else there: that is nobody's to replace.
     let here = |place: &FilePlace, piece: &Range<u64>, line: &maps::Line, at: u64| {
         line.has(place, at, at.saturating_sub(piece.start))
     };
-    let mut outcome = match later.fits(&expected, here) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(changed()),
-        Err(error) => Err(error),
-    };
+    if !later.fits(expected, here)? {
+        return Err(changed());
+    }
     for piece in intact {
-        if outcome.is_err() {
-            break;
-        }
-        let away = shifted(
-            &(piece.start.saturating_sub(range.start)..piece.end.saturating_sub(range.start)),
-            aside.start(),
-        );
-        // SAFETY: the piece is the blob's mapping, and the new place is this call's reservation.
-        outcome = unsafe { pages::move_over(piece, away.start) };
-        if outcome.is_err() {
-            break;
-        }
+        let relative = piece.start.saturating_sub(range.start)..piece.end.saturating_sub(range.start);
+        let away = shifted(&relative, aside);
+        // SAFETY: the piece is the blob's mapping, and the new place is the caller's reservation.
+        unsafe { pages::move_over(piece, away.start) }?;
         let length = piece.end.saturating_sub(piece.start);
         if let Err(error) = pages::map_fresh(Some(piece.start), length, dress.no_reserve) {
             // SAFETY: back to where it was, which is free.
             let _ = unsafe { pages::move_over(&away, piece.start) };
-            outcome = Err(error);
-            break;
+            return Err(error);
         }
         dress.put_on(piece);
         // SAFETY: both are mapped: the blob beside, and the fresh memory.
         unsafe { pages::copy_mapped(&away, piece.start) };
     }
-    drop(stopped);
-    outcome.map_err(|error| format!("the exchange of pages: {error}"))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::thunk::adopt::TABLE;
+    use crate::thunk::lock::lock;
 
     fn fill(at: &Range<u64>, byte: u8) {
         let length = (at.end - at.start) as usize;
@@ -356,7 +374,9 @@ mod tests {
     /// What another thread does between the look at the mappings and the stop.
     #[test]
     fn what_was_mapped_meanwhile_is_not_replaced() {
-        if let Err(why) = Stopped::new((0, 0)) {
+        // One stop at a time.
+        let _table = lock(&TABLE);
+        if let Err(why) = Stopped::new(&(0..0)) {
             eprintln!("skipped: threads cannot be stopped here: {why}");
             return;
         }
@@ -372,6 +392,7 @@ mod tests {
             blob: None,
             parts: vec![(0..2 * page, place)],
             character: Character { flags: vec!["dd".into()], name: None },
+            kept: None,
             uses: 0,
         };
         let error = replace(&segment, std::slice::from_ref(&range)).unwrap_err();
@@ -393,7 +414,8 @@ mod tests {
             libc::mmap(at, page as usize, protection, flags, std::os::fd::AsRawFd::as_raw_fd(&file), 0)
         };
         assert_eq!(mapped.expose_provenance() as u64, start);
-        let error = swap(&reader, Later::open().unwrap(), &range, staging, &parts).unwrap_err();
+        let later = Later::open().unwrap();
+        let error = swap(&reader, &later, &range, staging, &parts).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
         let areas = maps::areas(&range).unwrap();
         assert_eq!(areas.first().map(|area| area.permissions.as_str()), Some("r--p"));

@@ -4,13 +4,13 @@
 
 use std::ffi::{c_int, c_long};
 
-/// Makes a system call. The error is the kernel's number.
+/// Makes a system call of up to six arguments. The error is the kernel's number.
 ///
 /// # Safety
 /// As that of the call: pointers among the arguments, made by `expose_provenance`, are valid for what the kernel does.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn call(number: c_long, arguments: [usize; 4]) -> Result<usize, c_int> {
-    let [first, second, third, fourth] = arguments;
+pub unsafe fn call<const N: usize>(number: c_long, arguments: [usize; N]) -> Result<usize, c_int> {
+    let [first, second, third, fourth, fifth, sixth] = six(arguments);
     let result: isize;
     // SAFETY: the kernel's convention for x86-64 (syscall(2)): it changes rax, rcx and r11, and uses no stack of the
     // program. The memory that it uses is the caller's promise.
@@ -22,6 +22,8 @@ pub unsafe fn call(number: c_long, arguments: [usize; 4]) -> Result<usize, c_int
             in("rsi") second,
             in("rdx") third,
             in("r10") fourth,
+            in("r8") fifth,
+            in("r9") sixth,
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack),
@@ -39,11 +41,19 @@ pub unsafe fn call(number: c_long, arguments: [usize; 4]) -> Result<usize, c_int
 /// # Safety
 /// As that of the call.
 #[cfg(not(target_arch = "x86_64"))]
-pub unsafe fn call(number: c_long, arguments: [usize; 4]) -> Result<usize, c_int> {
-    let [first, second, third, fourth] = arguments;
+pub unsafe fn call<const N: usize>(number: c_long, arguments: [usize; N]) -> Result<usize, c_int> {
+    let [first, second, third, fourth, fifth, sixth] = six(arguments);
     // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(number, first, second, third, fourth) };
+    let result = unsafe { libc::syscall(number, first, second, third, fourth, fifth, sixth) };
     usize::try_from(result).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The arguments, and zeros for the others.
+fn six<const N: usize>(arguments: [usize; N]) -> [usize; 6] {
+    const { assert!(N <= 6, "a system call has six arguments at most") };
+    let mut all = [0; 6];
+    all.iter_mut().zip(arguments).for_each(|(place, argument)| *place = argument);
+    all
 }
 
 #[cfg(test)]
@@ -89,6 +99,20 @@ mod tests {
             unsafe { call(libc::SYS_pread64, [descriptor, start, length, offset]) }.unwrap();
         }
         assert_eq!(whole[1..], rest);
+        // The fifth and the sixth: a file mapped from its second page on.
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file) as usize;
+        let (protection, flags) = (libc::PROT_READ as usize, libc::MAP_PRIVATE as usize);
+        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
+        let mapped = unsafe { call(libc::SYS_mmap, [0, 4096, protection, flags, descriptor, 4096]) }.unwrap();
+        let mut second = [0u8; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut second, 4096).unwrap();
+        // SAFETY: the page has just been mapped, and nobody changes it.
+        let page: &[u8] =
+            unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(mapped), 4096) };
+        assert_eq!(page, second);
+        // SAFETY: the mapping is this test's own, and no longer used.
+        unsafe { call(libc::SYS_munmap, [mapped, 4096]) }.unwrap();
         for end in [reader, writer] {
             // SAFETY: this test's own descriptors.
             unsafe { call(libc::SYS_close, [end, 0, 0, 0]) }.unwrap();

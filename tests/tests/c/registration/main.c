@@ -213,6 +213,16 @@ int main(int count, char **arguments) {
         sizes(count > 2 ? atoi(arguments[2]) : 256);
     else if (!strcmp(what, "unfit"))
         unfit(count > 2 ? arguments[2] : "");
+    else if (!strcmp(what, "locals"))
+        locals(rounds);
+    else if (!strcmp(what, "growth"))
+        growth();
+    else if (!strcmp(what, "data"))
+        program_data(rounds);
+    else if (!strcmp(what, "children"))
+        children(rounds);
+    else if (!strcmp(what, "ends"))
+        ends(rounds);
     else if (!strcmp(what, "refused"))
         refused();
     else if (!strcmp(what, "bench"))

@@ -2,6 +2,7 @@
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
 // registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit HOW | refused | bench
+// And with VIRTIO_KFD_REGISTER=adopt-variables: locals ROUNDS | growth | data ROUNDS | children ROUNDS | ends ROUNDS
 #ifndef PARTS_H
 #define PARTS_H
 
@@ -11,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,5 +46,12 @@ bool is_private(char *address);
 void storm(int rounds);
 void replaced(void);
 void unfit(const char *hold);
+void locals(int rounds);
+void growth(void);
+void program_data(int rounds);
+void children(int rounds);
+void ends(int rounds);
+// Whether stacks and the program's data are adopted: natively nothing is.
+bool variables_are_adopted(void);
 
 #endif

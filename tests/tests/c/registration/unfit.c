@@ -62,7 +62,11 @@ void unfit(const char *hold) {
         unstoppable = HSAKMT_STATUS_NOT_SUPPORTED;
     char *memory = own(16 * PAGE), local[64] = {0};
     memset(memory, 1, 16 * PAGE);
-    refuses("a stack", local, sizeof local, HSAKMT_STATUS_NOT_SUPPORTED);
+    static char data[64] = {1};
+    if (!variables_are_adopted()) {
+        refuses("a stack", local, sizeof local, HSAKMT_STATUS_NOT_SUPPORTED);
+        refuses("data of the program", data, sizeof data, HSAKMT_STATUS_NOT_SUPPORTED);
+    }
     mlock(memory, PAGE);
     refuses("locked", memory, 2 * PAGE, HSAKMT_STATUS_NOT_SUPPORTED);
     munlock(memory, PAGE);
