@@ -1,5 +1,5 @@
 //! libhsakmt's C types and numbers (hsakmttypes.h, hsakmt.h) as data, for ROCm 5.2.3 and 6.2.4, with nothing
-//! that makes a call.
+//! that makes a call. Structs that have other sizes in later releases are in [`caller`].
 //!
 //! The C header packs to 4 bytes, so the structs here are `repr(C, packed(4))`: read and write their fields by value.
 //! Pointers are `u64` addresses of the process. Unions of bit-fields are words with named
