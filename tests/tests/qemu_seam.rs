@@ -90,8 +90,10 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         install(&artifacts, set, program.path(), "rocr", builder.overlay()).unwrap();
         let vmem = CProgram::compile_for_rocr(&root, &source("vmem.c"), Place::Guest).unwrap();
         install(&artifacts, set, vmem.path(), "vmem", builder.overlay()).unwrap();
+        let many = CProgram::compile_for_rocr(&root, &source("many.c"), Place::Guest).unwrap();
+        install(&artifacts, set, many.path(), "many", builder.overlay()).unwrap();
         install(&artifacts, set, &root.join("usr/bin/rocminfo"), "rocminfo", builder.overlay()).unwrap();
-        programs.push((set, program, vmem));
+        programs.push((set, program, vmem, many));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
     let guest = builder
@@ -102,7 +104,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     let stack = Stack { artifacts, daemon, guest };
     stack.root(&format!("chmod 666 /dev/dri/renderD*; chmod -R a+rX /{PLACE}"));
-    for (set, program, vmem) in &programs {
+    for (set, program, vmem, many) in &programs {
         let native = stack.native(set, Path::new("rocminfo"), &[]);
         let ours = stack.run(&command(set, "rocminfo"));
         let (native, ours) = (gpus(&native), gpus(&ours));
@@ -121,8 +123,10 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
             .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", stack.daemon.report()));
         println!("{set}: {} lines of copies, barriers and waits", ours.lines.len());
 
-        let native = stack.native(set, vmem.path(), &[]);
-        assert_eq!(native, stack.run(&format!("{} 2>/dev/null", command(set, "vmem"))), "{set}");
+        for (file, name) in [(vmem, "vmem"), (many, "many")] {
+            let native = stack.native(set, file.path(), &[]);
+            assert_eq!(native, stack.run(&format!("{} 2>/dev/null", command(set, name))), "{set}, {name}");
+        }
     }
     let mut natively = processes.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
     natively.env_remove("LD_LIBRARY_PATH");

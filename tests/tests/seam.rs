@@ -145,6 +145,31 @@ fn virtual_memory_is_as_natively() {
     }
 }
 
+/// More VRAM that the CPU sees than a VMM has maps for. The numbers of wrong words are the program's own count; all of it is what
+/// it prints natively.
+#[test]
+fn many_buffers_are_as_natively() {
+    parts!(artifacts);
+    for set in INSIDE {
+        let root = match artifacts.packages(set) {
+            Ok(root) => root,
+            Err(error) => {
+                println!("SKIP: package set {set}: {error:#}");
+                continue;
+            }
+        };
+        let runtime = runtime(&artifacts, set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("many.c"), Place::Guest).unwrap();
+        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
+        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        assert_eq!(native, ours, "{set}");
+        assert!(ours.contains("by 4 threads: 0 wrong\n") && ours.ends_with("= end\n"), "{set}:\n{ours}");
+    }
+}
+
 /// Copies of descriptors, fork, exec, threads and wrong arguments, by a program that uses libc alone. What it prints on the
 /// model is what amdkfd does, but where docs and `kfd-seam` say otherwise: the two must agree.
 #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::client::Client;
@@ -16,7 +17,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use virtio_kfd_protocol::{GpuId, GuestVa, Handle};
 
-use crate::failure::{refused, transport};
+use crate::failure::transport;
 
 /// Smallest page of x86-64.
 pub const PAGE: u64 = 4096;
@@ -60,8 +61,17 @@ pub struct Buffer {
     pub offset: u64,
     /// What it is.
     pub memory: Memory,
+    /// A dma-buf of it was made.
+    pub exported: AtomicBool,
     /// What changes.
     pub state: Mutex<State>,
+}
+
+impl Buffer {
+    /// Whether there is, or was, a dma-buf of it.
+    pub fn is_exported(&self) -> bool {
+        self.exported.load(Ordering::Relaxed)
+    }
 }
 
 /// What an offset of a render node shows.
@@ -87,6 +97,8 @@ struct Table {
 #[derive(Default)]
 pub struct Buffers {
     table: Mutex<Table>,
+    /// What the CPU has of VRAM.
+    vram: Arc<crate::shown::Shown>,
 }
 
 impl Buffers {
@@ -129,9 +141,10 @@ impl Buffers {
     /// Forgets one that is freed.
     pub fn remove(&self, handle: u64) {
         let mut table = lock(&self.table);
-        if let Some(buffer) = table.all.remove(&handle) {
-            table.shown.remove(&buffer.offset);
-        }
+        let Some(buffer) = table.all.remove(&handle) else { return };
+        table.shown.remove(&buffer.offset);
+        drop(table);
+        self.vram.forget(&buffer);
     }
 
     /// Gives a buffer object an offset.
@@ -147,7 +160,7 @@ impl Buffers {
     }
 
     /// Serves an `mmap` of a render node.
-    pub fn map(&self, client: &Client, request: &MapRequest, address: u64) -> Result<u64> {
+    pub fn map(&self, client: &Arc<Client>, request: &MapRequest, address: u64) -> Result<u64> {
         let shown = lock(&self.table).shown.get(&request.offset).cloned().ok_or(Errno::EINVAL)?;
         let size = match &shown {
             Shown::Buffer(buffer) => buffer.size,
@@ -157,7 +170,7 @@ impl Buffers {
         let length = length.filter(|length| *length <= size).ok_or(Errno::EINVAL)?;
         // The thunk keeps addresses so that the CPU shall not use. It takes no place in the window.
         if request.protection == libc::PROT_NONE {
-            return place(request, address, length, |at| map_nothing(at, length));
+            return place(request, address, length, |at| map_nothing(at, length, libc::PROT_NONE));
         }
         // TTM has no private mappings.
         if request.flags & libc::MAP_SHARED == 0 {
@@ -168,8 +181,10 @@ impl Buffers {
             Shown::Buffer(buffer) => match &buffer.memory {
                 Memory::Guest(blob) => Arc::clone(blob),
                 Memory::Vram(part) if !part.buffer.visible => return Err(Errno::EPERM),
-                Memory::Vram(part) => {
-                    part.blob(client).map_err(|refusal| refused(&refusal, Errno::ENOMEM))?
+                Memory::Vram(_) => {
+                    return place(request, address, length, |at| {
+                        self.vram.map(client, buffer, (at, length), request.protection)
+                    });
                 }
                 Memory::Imported(_) | Memory::Doorbells => return Err(Errno::EINVAL),
             },
@@ -178,16 +193,16 @@ impl Buffers {
     }
 }
 
-/// Maps what has no content, over a range that was taken: who makes it accessible later gets a bus error there, and not
-/// memory that no GPU sees.
-fn map_nothing(at: u64, length: u64) -> Result<()> {
+/// Maps what has no content, over a range that was taken: who accesses it, or makes it accessible later, gets a bus error there, and
+/// not memory that no GPU sees.
+pub fn map_nothing(at: u64, length: u64, protection: i32) -> Result<()> {
     let nothing = memfd_create(c"virtio-kfd", MFdFlags::MFD_CLOEXEC)?;
     let (Ok(at), Ok(length)) = (usize::try_from(at), usize::try_from(length)) else {
         return Err(Errno::ENOMEM);
     };
     let (place, flags) = (std::ptr::with_exposed_provenance_mut(at), libc::MAP_SHARED | libc::MAP_FIXED);
     // SAFETY: the caller has taken the range for this call.
-    let got = unsafe { libc::mmap(place, length, libc::PROT_NONE, flags, nothing.as_raw_fd(), 0) };
+    let got = unsafe { libc::mmap(place, length, protection, flags, nothing.as_raw_fd(), 0) };
     if got == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 

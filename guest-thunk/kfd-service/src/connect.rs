@@ -41,13 +41,14 @@ impl GuestKfd {
     /// # Errors
     /// See [`StartError`].
     pub fn connect() -> std::result::Result<Self, StartError> {
-        let client = Client::connect().map_err(StartError::Connect)?;
+        let client = Arc::new(Client::connect().map_err(StartError::Connect)?);
         let (tree, gpus) = topology::read(&client).map_err(StartError::Topology)?;
         let known = |(node, gpu): (u32, &Gpu)| thunk::Gpu {
             node,
             gpu_id: gpu.gpu_id,
             apertures: Apertures::default(),
             device: None,
+            hdp_registers: None,
         };
         let snapshot = Snapshot { gpus: (0..).zip(&gpus).map(known).collect(), ..Default::default() };
         Ok(Self {

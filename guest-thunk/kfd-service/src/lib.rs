@@ -8,7 +8,7 @@
 //! |---|---|
 //! | ALLOC_MEMORY_OF_GPU of GTT | a GUEST blob, which the host's KFD gets as a user pointer at the same address |
 //! | the buffer that CREATE_EVENT makes the event page | replaced by the host's own memory, which KFD insists on; the CPU never looks at it |
-//! | ALLOC_MEMORY_OF_GPU of VRAM | a buffer of the host; a HOST3D blob when the CPU maps it |
+//! | ALLOC_MEMORY_OF_GPU of VRAM | a buffer of the host; a HOST3D blob when the CPU maps it, see [`shown`] |
 //! | ALLOC_MEMORY_OF_GPU with a user pointer | see [`fresh`] |
 //! | doorbells | a page of guest memory that stands for them (`DoorbellPage`) |
 //! | MMIO_REMAP, SVM, SMI events, the debugger | refused as by a kernel that has none |
@@ -23,11 +23,12 @@ pub mod fresh;
 mod gem;
 mod kfd;
 mod render;
+mod shown;
 mod topology;
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use guest_thunk::client::{Client, ConnectError};
 use guest_thunk::thunk::lock::lock;
@@ -66,7 +67,7 @@ pub struct GuestKfd {
     files: Mutex<Files>,
     tree: Tree,
     gpus: Vec<Gpu>,
-    client: Client,
+    client: Arc<Client>,
 }
 
 /// What an open file is.

@@ -13,11 +13,14 @@ mod abi {
     pub const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
     pub const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
     pub const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    pub const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
     pub const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
     pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
     pub const EVENT_PAGEFAULT: u8 = 0x12;
     /// Bytes of `struct uffd_msg`, whose first is the event.
     pub const MESSAGE: usize = 32;
+    /// Where in it the address of a fault is (`arg.pagefault.address`), in bytes.
+    pub const ADDRESS: usize = 16;
 
     #[repr(C)]
     pub struct Api {
@@ -54,6 +57,7 @@ mod abi {
     const _: () = assert!(size_of::<Api>() == size_of_argument(UFFDIO_API));
     const _: () = assert!(size_of::<Register>() == size_of_argument(UFFDIO_REGISTER));
     const _: () = assert!(size_of::<Range>() == size_of_argument(UFFDIO_WAKE));
+    const _: () = assert!(size_of::<Range>() == size_of_argument(UFFDIO_UNREGISTER));
     const _: () = assert!(size_of::<WriteProtect>() == size_of_argument(UFFDIO_WRITEPROTECT));
 }
 
@@ -138,6 +142,11 @@ impl Userfault {
         self.ioctl(abi::UFFDIO_REGISTER, &mut register)
     }
 
+    /// Nobody waits in the range any more.
+    pub fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
+        self.ioctl(abi::UFFDIO_UNREGISTER, &mut abi::Range { start, length })
+    }
+
     /// Writes to the range, which is registered, are faults from now on.
     pub fn protect(&self, start: u64, length: u64) -> io::Result<()> {
         let mut protect = abi::WriteProtect { start, length, mode: abi::WRITEPROTECT_MODE_WP };
@@ -160,13 +169,30 @@ impl Userfault {
         std::iter::from_fn(|| self.next()).collect()
     }
 
+    /// The addresses of all faults that it tells of now. What else it says is left out.
+    pub fn addresses(&self) -> Vec<u64> {
+        let faults = std::iter::from_fn(|| self.message()).filter(is_fault);
+        faults
+            .filter_map(|message| message.get(abi::ADDRESS..)?.first_chunk().copied())
+            .map(u64::from_ne_bytes)
+            .collect()
+    }
+
     fn next(&self) -> Option<Event> {
+        let message = self.message()?;
+        Some(if is_fault(&message) { Event::Fault } else { Event::Other })
+    }
+
+    fn message(&self) -> Option<[u8; abi::MESSAGE]> {
         let mut message = [0u8; abi::MESSAGE];
         let read = nix::unistd::read(&self.0, &mut message).ok()?;
-        let [event, ..] = message;
-        let event = if event == abi::EVENT_PAGEFAULT { Event::Fault } else { Event::Other };
-        (read == abi::MESSAGE).then_some(event)
+        (read == abi::MESSAGE).then_some(message)
     }
+}
+
+fn is_fault(message: &[u8; abi::MESSAGE]) -> bool {
+    let [event, ..] = message;
+    *event == abi::EVENT_PAGEFAULT
 }
 
 impl AsFd for Userfault {

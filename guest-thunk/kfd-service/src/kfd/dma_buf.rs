@@ -1,6 +1,7 @@
 //! dma-bufs of buffers.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::thunk::lock::lock;
@@ -24,8 +25,11 @@ impl Call<'_> {
         self.run(|arguments: &mut ExportDmabufArgs| {
             let buffer = self.kfd.buffers.find(arguments.handle)?;
             let (client, memory) = (&self.kfd.client, &self.kfd.memory);
-            let part_blob =
-                |part| memory.part_blob(client, part).map_err(|refusal| refused(&refusal, Errno::EOPNOTSUPP));
+            let part_blob = |part| {
+                // From now on the blob stays.
+                buffer.exported.store(true, Ordering::Relaxed);
+                memory.part_blob(client, part).map_err(|refusal| refused(&refusal, Errno::EOPNOTSUPP))
+            };
             let blob = match &buffer.memory {
                 // amdgpu_gem_prime_export: pageable memory has no dma-buf.
                 Memory::Guest(_) if buffer.flags.contains(AllocFlags::USERPTR) => return Err(Errno::EPERM),
@@ -82,7 +86,8 @@ impl Call<'_> {
                     };
                     let state = Mutex::new(State { host, mapped: Vec::new(), event_page: false });
                     let memory = Memory::Imported(source);
-                    Buffer { gpu, va: arguments.va_addr, size, flags, offset: 0, memory, state }
+                    let exported = AtomicBool::new(true);
+                    Buffer { gpu, va: arguments.va_addr, size, flags, offset: 0, memory, exported, state }
                 }
             };
             arguments.handle = self.kfd.buffers.insert_imported(buffer)?;

@@ -1,5 +1,6 @@
 //! Buffers.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::thunk::lock::lock;
@@ -151,7 +152,8 @@ impl Call<'_> {
             _ => self.kfd.buffers.take_offset(size)?,
         };
         let state = Mutex::new(State { host, mapped: Vec::new(), event_page: false });
-        Ok(Buffer { gpu, va: arguments.va_addr, size, flags, offset, memory, state })
+        let exported = AtomicBool::new(false);
+        Ok(Buffer { gpu, va: arguments.va_addr, size, flags, offset, memory, exported, state })
     }
 
     pub(super) fn free_memory_of_gpu(&self) -> Result<i32> {

@@ -103,6 +103,14 @@ impl Part {
         Ok(blob)
     }
 
+    /// Lets go of what shows it, unless others have that too. The next one is made when it is asked for.
+    pub fn forget_blob(&self) {
+        let mut place = lock(&self.blob);
+        if place.as_ref().is_some_and(|blob| Arc::strong_count(blob) == 1) {
+            *place = None;
+        }
+    }
+
     /// The secret by which other processes of this guest get it.
     pub(super) fn share(&self, client: &Client) -> Outcome<ShareToken> {
         let mut place = lock(&self.token);

@@ -1,0 +1,296 @@
+//! What the CPU is shown of VRAM.
+//!
+//! A VRAM buffer that the CPU maps is a HOST3D blob, and each blob is a map of the VMM, of which a process can have some hundreds
+//! (Linux maps a blob only as a whole and AMD's thunk chooses every address itself, so buffers cannot share one as in guest-thunk's
+//! arenas). Most buffers the CPU never looks at. So only some of them are mapped at a time: the others are ranges without
+//! pages under userfaultfd. Who touches one waits until it is mapped, if need be in place of the one that was mapped first; the
+//! memory itself is the GPU's and stays where it is.
+//!
+//! The kernel's own accesses (`read` into VRAM) wait as well where the process may have a full userfaultfd; elsewhere they
+//! fail with EFAULT at a range that is not mapped at that moment, which none is before there are [`MOST`].
+#![allow(unsafe_code, reason = "mappings")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use guest_thunk::client::Client;
+use guest_thunk::thunk::lock::lock;
+use guest_thunk::thunk::refusal::{Level, say};
+use guest_thunk::thunk::userfault::{MOVES, Mode, Userfault};
+use kfd_seam::{Bypass, Result};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::SigSet;
+use virtio_kfd_protocol::GuestVa;
+
+use crate::buffers::{Buffer, Memory, map_nothing};
+use crate::failure::{refused, transport};
+use crate::fresh::keep_from_children;
+
+/// Buffers that are mapped at a time, which leaves maps of the VMM for other things and for other processes.
+const MOST: usize = 128;
+
+/// A mapping that the program has.
+struct Range {
+    length: u64,
+    /// `PROT_*`.
+    protection: i32,
+    buffer: Arc<Buffer>,
+    /// The blob is mapped there. Otherwise accesses wait.
+    mapped: bool,
+}
+
+#[derive(Default)]
+struct Ranges {
+    /// By first address.
+    all: BTreeMap<u64, Range>,
+    /// Those that are mapped, the first one first.
+    mapped: VecDeque<u64>,
+}
+
+/// All mappings of VRAM.
+#[derive(Default)]
+pub struct Shown {
+    ranges: Mutex<Ranges>,
+    /// Where accesses wait; none where the kernel has no such thing for this process. Made when it is first needed.
+    faults: OnceLock<Option<Arc<Userfault>>>,
+}
+
+impl Shown {
+    /// Serves an `mmap` of a VRAM buffer at a range that was taken for it.
+    pub fn map(
+        self: &Arc<Self>,
+        client: &Arc<Client>,
+        buffer: &Arc<Buffer>,
+        (at, length): (u64, u64),
+        protection: i32,
+    ) -> Result<()> {
+        let mut ranges = lock(&self.ranges);
+        ranges.forget(at, length);
+        let mut range = Range { length, protection, buffer: Arc::clone(buffer), mapped: false };
+        let enough = ranges.mapped.len() >= MOST;
+        if !enough || self.faults(client).is_none() {
+            match range.map(client, at) {
+                Ok(()) => range.mapped = true,
+                Err(error) if self.faults(client).is_none() => return Err(error),
+                // The VMM has no more maps for this process: later, in place of another one.
+                Err(_) => {}
+            }
+        }
+        if range.mapped {
+            ranges.mapped.push_back(at);
+        } else {
+            let faults = self.faults(client).ok_or(Errno::ENOMEM)?;
+            range.hide(faults, at)?;
+        }
+        ranges.all.insert(at, range);
+        Ok(())
+    }
+
+    /// A buffer is freed: nothing of it is mapped any more, or taken away. What the program still has mapped stays as it is,
+    /// or has zeros.
+    pub fn forget(&self, buffer: &Arc<Buffer>) {
+        let mut ranges = lock(&self.ranges);
+        let gone = ranges.all.extract_if(.., |_, range| Arc::ptr_eq(&range.buffer, buffer));
+        let gone: Vec<(u64, Range)> = gone.collect();
+        for (at, range) in gone {
+            ranges.mapped.retain(|other| *other != at);
+            if let (false, Some(Some(faults))) = (range.mapped, self.faults.get()) {
+                // The program may have unmapped it.
+                let _ = faults.unregister(at, range.length);
+                let _ = faults.wake(at, range.length);
+            }
+        }
+    }
+
+    /// Where accesses wait.
+    fn faults(self: &Arc<Self>, client: &Arc<Client>) -> Option<&Arc<Userfault>> {
+        self.faults.get_or_init(|| start(self, client)).as_ref()
+    }
+
+    /// Somebody waits at an address.
+    fn serve(&self, client: &Client, faults: &Userfault, address: u64) {
+        let mut ranges = lock(&self.ranges);
+        let Some((at, length)) = ranges.around(address) else {
+            // It was freed meanwhile, and there is no one who waits there in vain.
+            let _ = faults.wake(address & !(crate::buffers::PAGE - 1), crate::buffers::PAGE);
+            return;
+        };
+        ranges.bring(client, faults, at);
+        if let Err(error) = faults.wake(at, length) {
+            say(Level::Error, || format!("UFFDIO_WAKE at {at:#x}: {error}"));
+        }
+    }
+}
+
+impl Ranges {
+    fn around(&self, address: u64) -> Option<(u64, u64)> {
+        let (at, range) = self.all.range(..=address).next_back()?;
+        (address.checked_sub(*at)? < range.length).then_some((*at, range.length))
+    }
+
+    /// Forgets ranges that others are mapped over.
+    fn forget(&mut self, at: u64, length: u64) {
+        let end = at.saturating_add(length);
+        let over = |(start, range): (&u64, &Range)| start.saturating_add(range.length) > at;
+        let gone: Vec<u64> = self.all.range(..end).filter(|entry| over(*entry)).map(|(at, _)| *at).collect();
+        for at in gone {
+            self.all.remove(&at);
+            self.mapped.retain(|other| *other != at);
+        }
+    }
+
+    /// Maps a range that somebody waits at.
+    fn bring(&mut self, client: &Client, faults: &Userfault, at: u64) {
+        if self.all.get(&at).is_none_or(|range| range.mapped) {
+            return;
+        }
+        if self.mapped.len() >= MOST {
+            self.take_away(faults);
+        }
+        loop {
+            let Some(range) = self.all.get_mut(&at) else { return };
+            match range.map(client, at) {
+                Ok(()) => {
+                    range.mapped = true;
+                    return self.mapped.push_back(at);
+                }
+                Err(_) if self.take_away(faults) => {}
+                Err(_) => break,
+            }
+        }
+        // Nothing is left that could make room: as a page that cannot be read.
+        if let Some(range) = self.all.remove(&at)
+            && let Err(error) = map_nothing(at, range.length, range.protection)
+        {
+            say(Level::Error, || format!("mmap at {at:#x}: {error}"));
+        }
+    }
+
+    /// Takes the range that was mapped first from the CPU. False if there is none.
+    fn take_away(&mut self, faults: &Userfault) -> bool {
+        for _ in 0..self.mapped.len() {
+            let Some(at) = self.mapped.pop_front() else { return false };
+            let Some(range) = self.all.get_mut(&at) else { continue };
+            if range.buffer.is_exported() || range.hide(faults, at).is_err() {
+                self.mapped.push_back(at);
+                continue;
+            }
+            range.mapped = false;
+            if let Memory::Vram(part) = &range.buffer.memory {
+                part.forget_blob();
+            }
+            return true;
+        }
+        false
+    }
+}
+
+impl Range {
+    /// Maps the blob.
+    fn map(&self, client: &Client, at: u64) -> Result<()> {
+        let Memory::Vram(part) = &self.buffer.memory else { return Err(Errno::EINVAL) };
+        let mapped = part
+            .blob(client)
+            .map_err(|refusal| refused(&refusal, Errno::ENOMEM))
+            .and_then(|blob| blob.map_fixed(GuestVa(at), self.length, self.protection).map_err(transport));
+        match mapped {
+            Ok(()) => keep_from_children(at, self.length),
+            // With virtgpu one that could not be mapped never can.
+            Err(_) => part.forget_blob(),
+        }
+        mapped
+    }
+
+    /// Lets accesses wait. What is mapped there goes, in one step: the new range is made elsewhere and moved, with its
+    /// registration.
+    fn hide(&self, faults: &Userfault, at: u64) -> Result<()> {
+        let (Ok(place), Ok(length)) = (usize::try_from(at), usize::try_from(self.length)) else {
+            return Err(Errno::ENOMEM);
+        };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory.
+        let made = unsafe { libc::mmap(std::ptr::null_mut(), length, self.protection, flags, -1, 0) };
+        if made == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let start = u64::try_from(made.expose_provenance()).unwrap_or(u64::MAX);
+        let registered = faults.register(start, self.length, Mode::Missing);
+        let registered = registered.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
+        let moved = registered.and_then(|()| {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            let place = std::ptr::with_exposed_provenance_mut::<libc::c_void>(place);
+            // SAFETY: what is moved was made above; what it goes over is the program's mapping of the buffer, or the range that was taken
+            // for it, and whoever uses it finds the same memory there again.
+            let moved = unsafe { libc::mremap(made, length, length, flags, place) };
+            if moved == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+        });
+        match moved {
+            Ok(()) => keep_from_children(at, self.length),
+            Err(_) => {
+                // SAFETY: the mapping was made above, and nobody knows of it.
+                let _ = unsafe { libc::munmap(made, length) };
+            }
+        }
+        moved
+    }
+}
+
+/// Makes the userfaultfd, and the threads that serve it.
+fn start(shown: &Arc<Shown>, client: &Arc<Client>) -> Option<Arc<Userfault>> {
+    let made = Userfault::full(MOVES).or_else(|_| Userfault::of_user_mode(MOVES));
+    let faults = match made {
+        Ok(faults) => Arc::new(faults),
+        Err(error) => {
+            say(Level::Error, || {
+                format!("userfaultfd: {error}; a VMM's maps limit how many VRAM buffers there are")
+            });
+            return None;
+        }
+    };
+    let (sender, addresses) = channel();
+    let mut threads = Vec::new();
+    // No signal of the program is to run in them.
+    let before = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).ok()?;
+    let source = Arc::clone(&faults);
+    threads.push(spawn("kfd-vram-faults", move || read(&source, &sender)));
+    let (own, client, target) = (Arc::clone(shown), Arc::clone(client), Arc::clone(&faults));
+    threads.push(spawn("kfd-vram-maps", move || serve(&own, &client, &target, &addresses)));
+    let _ = before.thread_set_mask();
+    threads.into_iter().all(|started| started).then_some(faults)
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> bool {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    if let Err(error) = &started {
+        say(Level::Error, || format!("thread {name}: {error}"));
+    }
+    started.is_ok()
+}
+
+/// Reads what the userfaultfd says. A move waits until it has been read, so the thread that moves ranges does not read.
+fn read(faults: &Userfault, sender: &Sender<u64>) {
+    let _bypass = Bypass::enter();
+    loop {
+        let mut fds = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+        if let Err(errno) = poll(&mut fds, PollTimeout::NONE)
+            && errno != Errno::EINTR
+        {
+            return say(Level::Error, || format!("poll of a userfaultfd: {errno}"));
+        }
+        for address in faults.addresses() {
+            if sender.send(address).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn serve(shown: &Shown, client: &Client, faults: &Userfault, addresses: &Receiver<u64>) {
+    let _bypass = Bypass::enter();
+    while let Ok(address) = addresses.recv() {
+        shown.serve(client, faults, address);
+    }
+}

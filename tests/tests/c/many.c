@@ -1,0 +1,169 @@
+/* Hundreds of VRAM buffers that the CPU sees, more than a VMM has maps: written and read by CPU and GPU in turns, by
+ * several threads at once, freed and made again. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hsa_api.h"
+
+#define BUFFERS 400
+#define SIZE (4u << 20) /* too large for ROCr to share one buffer among several */
+#define THREADS 4
+#define ROUNDS 3
+
+static hsa_agent_t cpu, gpu;
+static hsa_amd_memory_pool_t system_pool, vram;
+static uint32_t *buffers[BUFFERS];
+
+#define MUST(call) do { \
+		hsa_status_t must = (call); \
+		if (must != HSA_STATUS_SUCCESS && must != HSA_STATUS_INFO_BREAK) { \
+			const char *text = "?"; \
+			hsa_status_string(must, &text); \
+			printf("line %d: %s: %s\n", __LINE__, #call, text); \
+			exit(1); \
+		} \
+	} while (0)
+
+static hsa_status_t agent(hsa_agent_t found, void *data)
+{
+	int device;
+	(void)data;
+	MUST(hsa_agent_get_info(found, HSA_AGENT_INFO_DEVICE, &device));
+	if (device == HSA_DEVICE_TYPE_CPU)
+		cpu = found;
+	else if (device == HSA_DEVICE_TYPE_GPU && !gpu.handle)
+		gpu = found;
+	return HSA_STATUS_SUCCESS;
+}
+
+static hsa_status_t pool(hsa_amd_memory_pool_t found, void *data)
+{
+	int segment;
+	_Bool allowed;
+	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_SEGMENT, &segment));
+	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, &allowed));
+	if (segment != HSA_AMD_SEGMENT_GLOBAL || !allowed)
+		return HSA_STATUS_SUCCESS;
+	*(hsa_amd_memory_pool_t *)data = found;
+	return HSA_STATUS_INFO_BREAK;
+}
+
+static void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_agent_t from_agent)
+{
+	hsa_signal_t done;
+	MUST(hsa_signal_create(1, 0, NULL, &done));
+	MUST(hsa_amd_memory_async_copy(to, to_agent, from, from_agent, SIZE, 0, NULL, done));
+	hsa_signal_wait_scacquire(done, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
+	MUST(hsa_signal_destroy(done));
+}
+
+/* Words that are looked at: the first, one in the middle, the last. */
+static const size_t places[] = {0, SIZE / 8 + 3, SIZE / 4 - 1};
+
+static uint32_t word(unsigned buffer, unsigned place, unsigned round)
+{
+	return (buffer << 12 | place << 8 | round) * 0x9e3779b1u;
+}
+
+static void put(unsigned buffer, unsigned round)
+{
+	for (unsigned place = 0; place < 3; place++)
+		((volatile uint32_t *)buffers[buffer])[places[place]] = word(buffer, place, round);
+}
+
+static unsigned wrong(const uint32_t *memory, unsigned buffer, unsigned round)
+{
+	unsigned count = 0;
+	for (unsigned place = 0; place < 3; place++)
+		count += ((const volatile uint32_t *)memory)[places[place]] != word(buffer, place, round);
+	return count;
+}
+
+static void *threads_run(void *data)
+{
+	uintptr_t thread = (uintptr_t)data, count = 0;
+	/* Each writes buffers of its own and reads those again out of order, so that they go and come while others work. */
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		for (unsigned buffer = thread; buffer < BUFFERS; buffer += THREADS)
+			put(buffer, 10 + round);
+		for (unsigned step = 0; step < BUFFERS / THREADS; step++) {
+			unsigned buffer = step * 37 % (BUFFERS / THREADS) * THREADS + thread;
+			count += wrong(buffers[buffer], buffer, 10 + round);
+		}
+	}
+	return (void *)count;
+}
+
+int main(void)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	MUST(hsa_init());
+	MUST(hsa_iterate_agents(agent, NULL));
+	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
+	MUST(hsa_amd_agent_iterate_memory_pools(gpu, pool, &vram));
+	uint32_t *host;
+	unsigned count;
+	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
+	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++) {
+		MUST(hsa_amd_memory_pool_allocate(vram, SIZE, 0, (void **)&buffers[buffer]));
+		MUST(hsa_amd_agents_allow_access(1, &cpu, NULL, buffers[buffer]));
+	}
+	printf("%u buffers\n", BUFFERS);
+
+	count = 0;
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
+		put(buffer, 1);
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
+		count += wrong(buffers[buffer], buffer, 1);
+	printf("by the CPU: %u wrong\n", count);
+
+	count = 0;
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 20) {
+		copy(host, cpu, buffers[buffer], gpu);
+		count += wrong(host, buffer, 1);
+	}
+	printf("what the GPU sees: %u wrong\n", count);
+
+	count = 0;
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 20) {
+		for (unsigned place = 0; place < 3; place++)
+			host[places[place]] = word(buffer, place, 2);
+		copy(buffers[buffer], gpu, host, cpu);
+	}
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
+		count += wrong(buffers[buffer], buffer, buffer % 20 ? 1 : 2);
+	printf("what the GPU wrote: %u wrong\n", count);
+
+	pthread_t all[THREADS];
+	count = 0;
+	for (uintptr_t thread = 0; thread < THREADS; thread++)
+		pthread_create(&all[thread], NULL, threads_run, (void *)thread);
+	for (unsigned thread = 0; thread < THREADS; thread++) {
+		void *result;
+		pthread_join(all[thread], &result);
+		count += (uintptr_t)result;
+	}
+	printf("by %u threads: %u wrong\n", THREADS, count);
+
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 2)
+		MUST(hsa_amd_memory_pool_free(buffers[buffer]));
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 2)
+		MUST(hsa_amd_memory_pool_allocate(vram, SIZE, 0, (void **)&buffers[buffer]));
+	count = 0;
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 2)
+		put(buffer, 3);
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
+		count += wrong(buffers[buffer], buffer, buffer % 2 ? 10 + ROUNDS - 1 : 3);
+	printf("half of them made again: %u wrong\n", count);
+
+	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
+		MUST(hsa_amd_memory_pool_free(buffers[buffer]));
+	MUST(hsa_amd_memory_pool_free(host));
+	MUST(hsa_shut_down());
+	printf("= end\n");
+	return 0;
+}
