@@ -2,11 +2,12 @@
 //!
 //! A connection belongs to the process that made it. A forked child has none: its calls answer that nothing is open
 //! until it opens anew. What it inherited is not looked at, since other threads of the parent may
-//! have held locks in it; only its descriptors are closed. So a fork needs to wait for nobody.
+//! have held locks in it; only its descriptors are closed. So a fork needs to wait for nobody. It may close as often as its
+//! parent had opened, which does nothing: AMD's library leaves the child that count until it opens.
 #![allow(unsafe_code, reason = "pthread_atfork, and state that is reached from its handler without a lock")]
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, RwLock};
 
 use hsakmt_abi::status::HsakmtStatus;
@@ -23,6 +24,8 @@ struct Process {
     pid: u32,
     /// How often it was opened more than closed.
     opened: Mutex<u64>,
+    /// The same for the fork handler.
+    count: AtomicU64,
     thunk: RwLock<Option<Arc<Thunk>>>,
     /// The same for the fork handler: null, or a thunk that `thunk` keeps.
     client: AtomicPtr<Client>,
@@ -30,11 +33,15 @@ struct Process {
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
+/// How often the parent had opened it, less the closes of this child, until that opens.
+static INHERITED: AtomicU64 = AtomicU64::new(0);
+
 impl Process {
     fn new() -> Self {
         Process {
             pid: std::process::id(),
             opened: Mutex::new(0),
+            count: AtomicU64::new(0),
             thunk: RwLock::default(),
             client: AtomicPtr::new(ptr::null_mut()),
         }
@@ -81,6 +88,7 @@ fn leave_parent() {
     let inherited = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     // SAFETY: PROCESS is null or a leaked box.
     let Some(parent) = (unsafe { inherited.as_ref() }) else { return };
+    INHERITED.store(parent.count.load(Ordering::Acquire), Ordering::Release);
     // SAFETY: the pointer is taken back before the client is dropped, and the child's memory is as the parent's was
     // at the fork: so it is null, or the client is whole.
     if let Some(client) = unsafe { parent.client.load(Ordering::Acquire).as_ref() } {
@@ -96,9 +104,11 @@ extern "C" fn after_fork_in_child() {
 /// `hsaKmtOpenKFD`
 pub fn open() -> Outcome<()> {
     let process = Process::current();
+    INHERITED.store(0, Ordering::Release);
     let mut opened = lock(&process.opened);
     if *opened > 0 {
         *opened = opened.saturating_add(1);
+        process.count.store(*opened, Ordering::Release);
         return Err(Refusal::new(HsakmtStatus::KERNEL_ALREADY_OPENED, "opened before; the open counts"));
     }
     read_level();
@@ -115,6 +125,7 @@ pub fn open() -> Outcome<()> {
     process.client.store(ptr::from_ref(&thunk.client).cast_mut(), Ordering::Release);
     *write(&process.thunk) = Some(thunk);
     *opened = 1;
+    process.count.store(1, Ordering::Release);
     Ok(())
 }
 
@@ -133,11 +144,18 @@ fn refusal(error: &ConnectError) -> Refusal {
 
 /// `hsaKmtCloseKFD`: the last close ends the connection and all that is left on it.
 pub fn close() -> Outcome<()> {
-    let process = Process::existing().filter(|process| process.pid == std::process::id());
-    let process = process.ok_or_else(Refusal::closed)?;
+    let process = match Process::existing() {
+        Some(process) if process.pid == std::process::id() => process,
+        // A child that no handler was called in.
+        Some(_) => {
+            leave_parent();
+            return close_inherited();
+        }
+        None => return close_inherited(),
+    };
     let mut opened = lock(&process.opened);
     match *opened {
-        0 => return Err(Refusal::closed()),
+        0 => return close_inherited(),
         1 => {
             process.client.store(ptr::null_mut(), Ordering::Release);
             let thunk = write(&process.thunk).take();
@@ -150,7 +168,17 @@ pub fn close() -> Outcome<()> {
         }
         more => *opened = more.saturating_sub(1),
     }
+    process.count.store(*opened, Ordering::Release);
     Ok(())
+}
+
+/// A close of what the parent had opened.
+fn close_inherited() -> Outcome<()> {
+    let less = |count: u64| count.checked_sub(1);
+    match INHERITED.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Refusal::closed()),
+    }
 }
 
 /// The connection, for all other calls.

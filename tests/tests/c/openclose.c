@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 static long fds(void) {
     long count = 0;
@@ -24,6 +25,32 @@ static long status_field(const char *name) {
     if (file)
         fclose(file);
     return value;
+}
+
+// A child of fork closes as often as its parent has opened, though nothing else of that is its own.
+static void closes_in_a_child(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        HsaVersionInfo version;
+        say("version in a child", hsaKmtGetVersion(&version));
+        for (int number = 1; number <= 3; number++) {
+            say("close in a child", hsaKmtCloseKFD());
+            pid_t grandchild = number == 1 ? fork() : -1;
+            if (grandchild == 0) {
+                say("close in a child of the child", hsaKmtCloseKFD());
+                say("close in a child of the child", hsaKmtCloseKFD());
+                _exit(0);
+            }
+            if (number == 1)
+                waitpid(grandchild, NULL, 0);
+        }
+        _exit(0);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || status)
+        printf("status of the child: %#x\n", status);
 }
 
 static void *rounds(void *failed) {
@@ -49,6 +76,7 @@ int main(int count, char **arguments) {
     say("open again", hsaKmtOpenKFD());
     say("version", hsaKmtGetVersion(&version));
     printf("interface %u.%u\n", version.KernelInterfaceMajorVersion, version.KernelInterfaceMinorVersion);
+    closes_in_a_child();
     say("close", hsaKmtCloseKFD());
     say("version after one of two closes", hsaKmtGetVersion(&version));
     say("close again", hsaKmtCloseKFD());
