@@ -49,7 +49,6 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    use super::*;
     use crate::Keeper;
 
     #[test]
