@@ -30,7 +30,7 @@ enum What {
     Memory(memory::Options),
     /// Times of packets, copies and events in loop-back, as ratios to native on the model.
     Dispatch(dispatch::Options),
-    /// Times of HIP programs in loop-back, as ratios to native on the model, and the speed of five kernels.
+    /// Times of HIP programs in loop-back and in a guest, as ratios to native on the model, and the speed of five kernels.
     Compute(compute::Options),
 }
 
@@ -40,8 +40,10 @@ pub fn run(options: &Options) -> Result<()> {
     let cache = Cache::open()?;
     let mut fetcher = Fetcher::new(&cache, false);
     fetcher.ensure(SET)?;
-    if matches!(options.what, What::Compute(_)) {
-        fetcher.ensure(compute::set())?;
+    if let What::Compute(options) = &options.what {
+        for set in compute::sets(options)? {
+            fetcher.ensure(&set)?;
+        }
     }
     workspace.build()?;
     thunk::link(&workspace)?;
