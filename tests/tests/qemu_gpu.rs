@@ -138,9 +138,22 @@ fn c_programs_print_what_they_print_natively(stack: &Stack) {
     }
 }
 
+/// The page of HDP flush registers, for programs that ask for it.
+fn a_flush_is_over_before_the_next_instruction(stack: &Stack) {
+    let root = stack.artifacts.packages(SET).unwrap();
+    for name in ["topology", "hdp"] {
+        let host = CProgram::compile(&root, &source(name), Place::Host).unwrap();
+        let native = text(host.command(&Under::model(&stack.artifacts, PROFILE).unwrap()), LIMIT)
+            .unwrap_or_else(|error| panic!("{name} natively: {error:#}"));
+        assert!(native.contains("heap 7,") || native.contains("a page of 4096 bytes\n"), "{native}");
+        assert_eq!(stack.run(&format!("VIRTIO_KFD_HDP=trap {PROGRAMS}/{name}")), native, "{name}");
+    }
+    println!("    {}", stack.run(&format!("VIRTIO_KFD_HDP=trap {PROGRAMS}/hdp cost 200")).trim_end());
+}
+
 /// A line of a program's native output as it must be in a guest.
 fn expected_in_guest(name: &str, line: &str) -> Option<String> {
-    // HSA_HEAPTYPE_MMIO_REMAP: only the process that owns the KFD process can map that page.
+    // HSA_HEAPTYPE_MMIO_REMAP: nobody has asked for the page (VIRTIO_KFD_HDP).
     if name == "topology" && line.starts_with("  bank: heap 7,") || !compared(name, line) {
         return None;
     }
@@ -252,7 +265,7 @@ fn the_whole_stack_in_a_guest() {
     // The image is written at the boot; until then the files must be there.
     let compile =
         |name: &&'static str| (*name, CProgram::compile(&root, &source(name), Place::Guest).unwrap());
-    let programs: Vec<(&str, CProgram)> = C_PROGRAMS.iter().chain(&["forks"]).map(compile).collect();
+    let programs: Vec<(&str, CProgram)> = C_PROGRAMS.iter().chain(&["forks", "hdp"]).map(compile).collect();
     for (name, program) in &programs {
         builder.overlay().file(&place(name), program.path()).unwrap();
     }
@@ -272,6 +285,7 @@ fn the_whole_stack_in_a_guest() {
         ("rocminfo shows the native GPU", rocminfo_shows_the_native_gpu),
         ("an offline CPU is no obstacle", an_offline_cpu_is_no_obstacle),
         ("C programs print what they print natively", c_programs_print_what_they_print_natively),
+        ("a flush is over before the next instruction", a_flush_is_over_before_the_next_instruction),
         ("children of fork work", children_of_fork_work),
         ("a killed guest process", a_killed_guest_process_leaves_nothing_and_disturbs_nobody),
         ("500 rounds", five_hundred_rounds_leave_nothing_behind),

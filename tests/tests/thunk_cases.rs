@@ -214,8 +214,7 @@ fn performance_counters_are_those_of_the_native_thunk() {
 fn as_a_guest_sees_it(native: &str) -> String {
     let mut text = String::new();
     for line in native.lines() {
-        // HSA_HEAPTYPE_MMIO_REMAP: the page can be mapped by the process that owns the KFD process alone (kfd_mmap), which
-        // is a worker on the host.
+        // HSA_HEAPTYPE_MMIO_REMAP: nobody has asked for the page (VIRTIO_KFD_HDP).
         if line.starts_with("  bank: heap 7,") {
             continue;
         }

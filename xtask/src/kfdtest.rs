@@ -30,6 +30,9 @@ const PATIENCE: u32 = 3;
 /// Where the binary lies in the guest.
 const GUEST_BINARY: &str = "usr/bin/kfdtest";
 
+/// Opts in to pages of HDP flush registers (docs/limits.md).
+const HDP: (&str, &str) = ("VIRTIO_KFD_HDP", "trap");
+
 /// Memory of the guest: kfdtest takes buffers of a quarter of it, and 65 compute queues at once, each of which has a save area
 /// of 20 MiB; the image lies in it too.
 const GUEST_MIB: u32 = 3072;
@@ -182,6 +185,7 @@ impl<'a> Runner<'a> {
         };
         let mut command = stack::loopback(self.artifacts, &stack.socket(), self.binary)?;
         command.env(REGISTER.0, REGISTER.1);
+        command.env(HDP.0, HDP.1);
         let outcome = self.test(command, test, "loop-back", limit)?;
         match &outcome {
             Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
@@ -197,6 +201,7 @@ impl<'a> Runner<'a> {
         };
         let command = guest::Command::new(&format!("/{GUEST_BINARY}")).directory("/tmp").limit(limit);
         let command = command.env(REGISTER.0, REGISTER.1);
+        let command = command.env(HDP.0, HDP.1);
         let output =
             machine.guest.run(&command.arg(&format!("--gtest_filter={test}")).arg("--gtest_color=no"));
         let output = match output {

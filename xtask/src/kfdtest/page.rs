@@ -13,7 +13,6 @@ const KNOWN: Known = &[
         "registers variables on the stack, which adoption refuses, docs/limits.md",
     ),
     ("KFDIPCTest.BasicTest", "registers a variable on the stack, which adoption refuses, docs/limits.md"),
-    ("KFDMemoryTest.HostHdpFlush", "no page of GPU registers is offered to guests"),
 ];
 
 /// What the page says of the run besides its results.
@@ -55,6 +54,7 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          - Native: Debian 13's libhsakmt on the model `{profile}`, which is preloaded into the program.\n\
          - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt-variables`, against `vhost-user-kfd --kfd \
          model:{profile}` and its workers.\n{guest}\
+         - On our stack with `VIRTIO_KFD_HDP=trap` as well.\n\
          - Each test runs in a process and a process group of its own, with a limit of {limit} s, on our stack three \
          times as much for a test that ends natively; the daemon is \
          started again after each test that does not pass.\n\n\

@@ -19,7 +19,7 @@ const FLAGS: AllocFlags = AllocFlags::MMIO_REMAP
     .union(AllocFlags::NO_SUBSTITUTE);
 
 impl Memory {
-    /// The page, mapped to its GPU and those with a link there.
+    /// The page, mapped to all GPUs.
     pub fn registers_block(&self, host: Host<'_>, gpu: &Gpu) -> Outcome<(Block, Handle)> {
         let range = host.snapshot.svm.unwrap_or(ANYWHERE);
         let refused = |error: std::io::Error| Refusal::error(error.to_string());
@@ -40,10 +40,8 @@ impl Memory {
         let request = Request { node: gpu.node, size: MMIO_REMAP_SIZE, alignment: 0, flags, address: 0 };
         let allocation = Allocation::new(Place::Reserved(reservation), Backing::Vram(part), request);
         let block = self.block(self.insert(allocation), MMIO_REMAP_SIZE)?;
-        let reach = host.snapshot.peers(gpu);
-        let all = host.snapshot.gpus.iter();
-        let nodes: Vec<u32> =
-            all.filter(|other| reach.contains(&other.gpu_id)).map(|other| other.node).collect();
+        // AMD's library maps it to all GPUs, and has none where KFD refuses one of them (GPUs that are no peers on the bus).
+        let nodes: Vec<u32> = host.snapshot.gpus.iter().map(|gpu| gpu.node).collect();
         match self.map_to_nodes(host, block.start(), block.size(), &nodes) {
             Ok(_) => Ok((block, handle)),
             Err(refusal) => {
