@@ -267,3 +267,32 @@ fn release_all(arena: &Arena) {
         let _ = ptrace(libc::PTRACE_DETACH, id, signal);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+    use crate::thunk::adopt::TABLE;
+    use crate::thunk::lock::lock;
+
+    #[test]
+    fn nobody_is_stopped_while_something_moves() {
+        // One stop at a time.
+        let _table = lock(&TABLE);
+        let over = AtomicBool::new(false);
+        let alone = Alone::wait();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // A stop that did not wait for the move would be over in a fraction of that.
+                thread::sleep(Duration::from_millis(200));
+                over.store(true, Ordering::Release);
+                drop(alone);
+            });
+            let stopped = Stopped::new(&(0..0)).map(drop);
+            let was_over = over.load(Ordering::Acquire);
+            assert!(was_over, "threads were stopped during a move: {stopped:?}");
+        });
+    }
+}
