@@ -5,8 +5,9 @@ use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::frame::RequestFrameBuilder;
 use virtio_kfd_protocol::version::VERSION_MAX;
 use virtio_kfd_protocol::{
-    AllocMemoryRequest, BufferRequest, CreateEventRequest, EventId, EventRequest, GpuId, GpuRequest, GuestVa,
-    Handle, Nothing, RenderInfoRequest, ResourceId, Status, WaitEvent, WaitEventsRequest,
+    AllocMemoryRequest, BufferRequest, CreateEventRequest, EventId, EventRequest, FlushHdpRequest, GpuId,
+    GpuRequest, GuestVa, Handle, Nothing, RenderInfoRequest, ResourceId, Status, WaitEvent,
+    WaitEventsRequest,
 };
 
 use super::{Connection, Report};
@@ -41,6 +42,7 @@ pub fn unknown_buffers(random: &mut Random, _: u64, report: &mut Report) -> Resu
             raw.call::<FreeMemory>(0, &request, &[], 0)?,
             raw.call::<MapMemory>(0, &request, &[gpu], 0)?,
             raw.call::<UnmapMemory>(0, &request, &[gpu, GpuId(1)], 0)?,
+            raw.call::<FlushHdp>(0, &FlushHdpRequest { handle, register: 0, pad: 0 }, &[], 0)?,
         ] {
             report.must_fail(|| format!("{handle:?}: {outcome:?}"), &outcome);
         }
