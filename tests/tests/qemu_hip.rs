@@ -210,8 +210,6 @@ fn wild_kernels(wild: &Wild<'_>) {
     let mut inside = guest.spawn(&keep).unwrap();
     inside.wait_for("at work", LIMIT).unwrap();
 
-    let mut endless = guest.spawn(&Command::new(&place).arg("loop").limit(10 * LIMIT)).unwrap();
-    endless.wait_for("loop", LIMIT).unwrap();
     let run = |kind: &str| {
         // The shell's status of a process that ended with a signal is 128 and its number.
         gpu_guest::run(guest, &format!("{place} {kind} 2>&1; echo status $?"), &[], LIMIT).unwrap().text()
@@ -221,6 +219,11 @@ fn wild_kernels(wild: &Wild<'_>) {
         assert!(text.contains(said) && text.ends_with("status 134\n"), "{kind}: {text}\n{}", daemon.report());
     }
     assert_eq!(run("absurd"), format!("{}status 1\n", ends::ABSURD));
+    // One that never ends takes the host's CPUs: others go on, and it can be killed.
+    let mut endless = guest.spawn(&Command::new(&place).arg("loop").limit(10 * LIMIT)).unwrap();
+    endless.wait_for("loop", LIMIT).unwrap();
+    let beside = run("fine");
+    assert!(beside.ends_with("results: right\nstatus 0\n"), "beside: {beside}\n{}", daemon.report());
     endless.kill().unwrap();
     assert_eq!(endless.wait().unwrap().exit.signal, Some(9));
     let after = run("fine");

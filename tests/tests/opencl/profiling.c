@@ -1,8 +1,8 @@
 // Case C56: the times of commands. Each is queued, submitted, started and ended in this order, none at time 0, a kernel that
 // does something takes time, and commands of an in-order queue do not overlap.
 //
-// With `loose` as second argument overlaps do not count, nor a start before the submission, whose time is the system's: the runtime converts the GPU's time to the system's with pairs of both
-// that it asks the thunk for, which in a guest are as exact as a round trip to the host is short (docs/limits.md).
+// With `loose` as second argument overlaps do not count, nor a start before the submission, whose time is the system's: the runtime
+// converts the GPU's time to the system's with pairs of both that it asks the thunk for, which in a guest are as exact as a round trip to the host is short (docs/limits.md).
 #include "suite.h"
 
 static const char source[] = "kernel void work(global uint *a) { uint i = get_global_id(0), v = a[i];\n"

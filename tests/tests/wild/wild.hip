@@ -75,6 +75,8 @@ static int keep(unsigned *words, const char *file)
             printf("at work\n");
             fflush(stdout);
         }
+        // The others want the CPUs.
+        usleep(50000);
     }
     printf("%s\n", rounds > 1 ? "all rounds right" : "no rounds");
     return 0;
