@@ -170,6 +170,37 @@ fn many_buffers_are_as_natively() {
     }
 }
 
+/// A second start of the runtime in one process does what it does natively on a GPU whose firmware cannot be debugged (amdkfd asks
+/// the gfx906 for firmware 459 of the MEC): what we show cannot either. On ROCr 6.4.3 and 7.2.4 it fails.
+#[test]
+fn a_second_start_is_as_natively_without_a_debugger() {
+    parts!(artifacts);
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("gfx906.toml");
+    let text_of = include_str!("../../host-vhost/kfd-model/profiles/gfx906.toml");
+    let old = text_of.replace("mec = 468\n", "mec = 458\n");
+    assert_ne!(text_of, old);
+    std::fs::write(&profile, old).unwrap();
+    for set in INSIDE {
+        let root = match artifacts.packages(set) {
+            Ok(root) => root,
+            Err(error) => {
+                println!("SKIP: package set {set}: {error:#}");
+                continue;
+            }
+        };
+        let runtime = runtime(&artifacts, set).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("twice.c"), Place::Guest).unwrap();
+        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
+        let native = run(&Under::model(&artifacts, profile.to_str().unwrap()).unwrap()).unwrap();
+        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
+            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+        assert_eq!(native, ours, "{set}");
+        assert!(ours.starts_with("start 0: 0\nend 0: 0\nstart 1: "), "{set}:\n{ours}");
+    }
+}
+
 /// Copies of descriptors, fork, exec, threads and wrong arguments, by a program that uses libc alone. What it prints on the
 /// model is what amdkfd does, but where docs and `kfd-seam` say otherwise: the two must agree.
 #[test]
