@@ -64,6 +64,23 @@ impl Stack {
     }
 }
 
+/// The library for every program of the guest, by ld.so(8)'s own list: those that do not look for a GPU run as ever, and a runtime
+/// needs no variable.
+fn system_wide(stack: &Stack, sets: impl Iterator<Item = &'static str>) {
+    stack.root(&format!("echo /{PLACE}/libkfd_preload.so > /etc/ld.so.preload"));
+    for set in sets {
+        let asked = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &command(set, "rocminfo")]);
+        let ours = stack.guest.run(&asked.limit(LIMIT)).unwrap().checked().unwrap().text();
+        let native = stack.native(set, Path::new("rocminfo"), &[]);
+        assert_eq!(gpus(&native).len(), 1, "{set}");
+        for (native, ours) in gpus(&native).iter().zip(&gpus(&ours)) {
+            assert!(differences(native, ours, &[]).is_empty(), "{set}: {ours:?}");
+        }
+        assert_eq!(gpus(&ours).len(), 1, "{set}: {ours}");
+    }
+    stack.root("rm /etc/ld.so.preload");
+}
+
 #[test]
 fn runtimes_with_the_thunk_inside_in_a_guest() {
     let artifacts = need!(Artifacts::find());
@@ -128,6 +145,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
             assert_eq!(native, stack.run(&format!("{} 2>/dev/null", command(set, name))), "{set}, {name}");
         }
     }
+    system_wide(&stack, programs.iter().map(|(set, ..)| *set));
     let mut natively = processes.command(&Under::model(&stack.artifacts, PROFILE).unwrap());
     natively.env_remove("LD_LIBRARY_PATH");
     assert_eq!(text(natively, LIMIT).unwrap(), stack.run(&format!("/{PLACE}/seam")));
