@@ -150,7 +150,8 @@ impl Dispatcher for Compute {
         };
         self.pool.withdraw(&job);
         if let Some(since) = since {
-            let (count, time, cpu) = (job.instructions(), since.elapsed().as_micros(), job.cpu_time().as_micros());
+            let (count, time, cpu) =
+                (job.instructions(), since.elapsed().as_micros(), job.cpu_time().as_micros());
             eprintln!("kfd-model: dispatch: {count} wave-instructions in {time} us, {cpu} us of CPU time");
         }
         end
