@@ -165,7 +165,7 @@ pub enum Src {
 impl Src {
     /// The value of a constant operand of this kind: its low dword for kinds of up to 32 bits (packed and 16-bit kinds:
     /// bits 15:0 hold the 16-bit constant), all 64 bits for 64-bit kinds. A literal is extended by zeros, as the hardware does
-    /// for operands that are not signed integers (llvm/llvm-project#70274). `None` if it is not a constant.
+    /// for operands that are not signed integers (llvm/llvm-project#70274); those that are read it by themselves. `None` if it is not a constant.
     #[must_use]
     pub const fn constant(self, kind: Kind) -> Option<u64> {
         match self {

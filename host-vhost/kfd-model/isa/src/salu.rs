@@ -313,7 +313,7 @@ fn sop1(wave: &mut Wave, inst: &Inst) -> Result<(), Stop> {
             wave.set_sgpr(to, if value == 0 { u32::MAX } else { value.leading_zeros() });
         }
         Op::SFlbitI32 => wave.set_sgpr(to, leading_signs(i64::from(a() as i32), 32)),
-        Op::SFlbitI32I64 => wave.set_sgpr(to, leading_signs(w() as i64, 64)),
+        Op::SFlbitI32I64 => wave.set_sgpr(to, leading_signs(read64_signed(wave, s0), 64)),
         Op::SSextI32I8 => wave.set_sgpr(to, a() as u8 as i8 as u32),
         Op::SSextI32I16 => wave.set_sgpr(to, a() as u16 as i16 as u32),
         Op::SBitset0B32 => wave.set_sgpr(to, wave.sgpr(to) & !(1 << (a() & 31))),

@@ -103,6 +103,15 @@ fn literals_of_64_bits_keep_their_sign_where_the_operand_has_one() {
     assert_eq!(on(0, 0, false, &[0xbe86_01ff, 0xffff_ffff]).0, 0xffff_ffff); // s_mov_b64 s[6:7], 0xffffffff
     // s_ashr_i64 s[6:7], 0x80000000, 4
     assert_eq!(on(0, 0, false, &[0x9086_84ff, 0x8000_0000]).0, 0xffff_ffff_f800_0000);
+    // s_bfe_i64 s[6:7], 0x80000000, s4: 16 bits from bit 28 on.
+    assert_eq!(on(0, 16 << 16 | 28, false, &[0x9406_04ff, 0x8000_0000]).0, 0xffff_ffff_ffff_fff8);
+    // s_bfe_u64 s[6:7], 0x80000000, s4
+    assert_eq!(on(0, 16 << 16 | 28, false, &[0x9386_04ff, 0x8000_0000]).0, 8);
+    // The others with a signed operand in llvm/llvm-project#186575: s_flbit_i32_i64 s6, 0xffffff00, against s_flbit_i32_b64.
+    assert_eq!(on(0, 0, false, &[0xbe86_15ff, 0xffff_ff00]).0, 56);
+    assert_eq!(on(0, 0, false, &[0xbe86_13ff, 0xffff_ff00]).0, 32);
+    // -1 has no bit that differs from its sign.
+    assert_eq!(on(0, 0, false, &[0xbe86_15ff, 0xffff_ffff]).0, 0xffff_ffff);
 }
 
 // LDS_BASE is 1 << 48 and scratch's 2 << 48 (kfd_init_apertures_v9). The high halves of 64 bits in both ways to read them.

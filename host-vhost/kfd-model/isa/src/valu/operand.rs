@@ -126,6 +126,25 @@ fn keeps_denormals(op: Op) -> bool {
     )
 }
 
+/// The operations with a signed source of 64 bits that may be a literal, which keeps its sign there: VOP3 has no room for one.
+fn compares_signed(op: Op) -> bool {
+    matches!(
+        op,
+        Op::VCmpLtI64
+            | Op::VCmpEqI64
+            | Op::VCmpLeI64
+            | Op::VCmpGtI64
+            | Op::VCmpNeI64
+            | Op::VCmpGeI64
+            | Op::VCmpxLtI64
+            | Op::VCmpxEqI64
+            | Op::VCmpxLeI64
+            | Op::VCmpxGtI64
+            | Op::VCmpxNeI64
+            | Op::VCmpxGeI64
+    )
+}
+
 fn signs(row: &mut Row, abs: bool, neg: bool, sign: u32) {
     if abs {
         *row = Row(each(|lane| at(&row.0, lane) & !sign));
@@ -151,6 +170,9 @@ pub(super) fn flush64(bits: u64) -> u64 {
 pub(super) fn fetch64(wave: &Wave, inst: &Inst, index: usize, kind: Kind) -> (Row, Row) {
     let src = inst.src.get(index).copied().unwrap_or_default();
     let mut lanes = match (src, scalar(wave, src, kind)) {
+        (Src::Literal(value), _) if compares_signed(inst.op) => {
+            [i64::from(value.cast_signed()).cast_unsigned(); LANES]
+        }
         (_, Some(value)) => [value; LANES],
         (Src::Vgpr(n), None) => join(wave.row(n), wave.row_at(usize::from(n) + 1)),
         _ => [0; LANES],

@@ -2,7 +2,7 @@
 //! relations that two values can have; AMD "Vega" ISA, "Vector Compare Instructions", for names and class bits.
 
 use super::{Case, run};
-use crate::inst::Dst;
+use crate::inst::{Dst, Src};
 use crate::op::{Op, ROWS};
 use crate::wave::{Wave, reg};
 
@@ -122,6 +122,35 @@ fn check_exec(op: Op, table: &[([u64; 2], bool)]) {
         assert_eq!(case.wave.exec(), expected, "{}", op.row().name);
         assert_eq!(case.wave.sgpr64(super::MASK_OUT), expected, "{}", op.row().name);
     }
+}
+
+/// A literal is extended by its sign for `v_cmp_*_i64` and `v_cmpx_*_i64`, and by zeros for their unsigned siblings: operands of
+/// type I64 and of all others in llvm/llvm-project#186575; AMD's emulator likewise (ROCm/rocm-systems#9575).
+#[test]
+fn literals_of_64_bits_keep_their_sign_where_the_operand_has_one() {
+    const LITERAL: u32 = 0xffff_ff00;
+    let mut seen = 0;
+    for row in ROWS {
+        let Some(rest) = row.name.strip_prefix("v_cmp_").or(row.name.strip_prefix("v_cmpx_")) else {
+            continue;
+        };
+        let Some((condition, kind @ ("i64" | "u64"))) = rest.split_once('_') else { continue };
+        // With its relation to what the second source is: -256 as a signed number, 4294967040 as one without a sign.
+        let values: [(u64, usize); 4] = match kind {
+            "i64" => [(0, 0), (-256i64 as u64, 1), (-257i64 as u64, 2), (0xffff_ff00, 0)],
+            _ => [(0, 2), (0xffff_ff00, 1), (-256i64 as u64, 0), (0xffff_feff, 2)],
+        };
+        let mut case = Case::new(row.op);
+        case.inst.src[0] = Src::Literal(LITERAL);
+        case.put(super::SOURCES[1], true, &std::array::from_fn(|lane| values[lane % values.len()].0));
+        run(&mut case.wave, &case.inst);
+        let truth = truth(condition);
+        let expected =
+            (0..64).fold(0u64, |mask, lane| mask | u64::from(truth[values[lane % values.len()].1]) << lane);
+        assert_eq!(case.wave.sgpr64(super::MASK_OUT), expected, "{}", row.name);
+        seen += 1;
+    }
+    assert_eq!(seen, 2 * 2 * 8);
 }
 
 #[test]
