@@ -14,11 +14,13 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 
 #define PAGE 4096u
 #define THREADS 4
 #define STORES 100
 #define PATIENCE_S 60
+#define TICKS 50
 
 static volatile uint32_t *page;
 static int gpu;
@@ -98,6 +100,28 @@ static void *fault;
 // A page that can only be read, and what a load that faults does not reach.
 static volatile char *own;
 static volatile int done;
+
+// A handler of a timer's: the store may interrupt another one.
+static volatile sig_atomic_t ticks;
+
+static void tick(int signal) {
+    (void)signal;
+    int before = errno;
+    page[1] = 1;
+    errno = before;
+    ticks++;
+}
+
+// Stores until the handler has run so often; the timer starts anew only then, so that this goes on however slow stores are.
+static void stores_amid_signals(void) {
+    struct itimerval once = {{0, 0}, {0, 300}};
+    signal(SIGALRM, tick);
+    for (int started = 0; ticks < TICKS; page[0] = 1)
+        if (ticks == started) {
+            started++;
+            setitimer(ITIMER_REAL, &once, NULL);
+        }
+}
 
 static void with_info(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)context;
@@ -189,6 +213,10 @@ int main(int count, char **arguments) {
     registers("a word past the caches");
     _mm_storeu_si128((__m128i *)page, _mm_set1_epi32(1));
     registers("a vector");
+    __atomic_store_n(page + 1, 1, __ATOMIC_SEQ_CST);
+    registers("an atomic store");
+    printf("an exchange gives %u\n", __atomic_exchange_n(page, 1, __ATOMIC_SEQ_CST));
+    registers("an exchange");
     page[2] = page[1023] = 1;
     registers("behind them");
     errno = 5;
@@ -199,6 +227,8 @@ int main(int count, char **arguments) {
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     registers("many threads");
+    stores_amid_signals();
+    registers("signals");
 
     // The program's handlers, in place before the page was there, and after.
     if (!sigsetjmp(again, 1))

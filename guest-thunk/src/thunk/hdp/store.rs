@@ -5,15 +5,17 @@ use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction, Mnemoni
 /// Bytes of the longest instruction.
 pub const LONGEST: usize = 15;
 
-/// A store to memory, which changes nothing else.
+/// A store to memory, which changes nothing else but one register at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Where, and how many bytes.
+    /// Where.
     pub address: u64,
     /// Bytes that are stored.
     pub size: u64,
     /// The instruction behind it.
     pub next: u64,
+    /// The general register of 64 bits that gets what was in memory before (`xchg`), and its contents afterwards: there was 0.
+    pub loads: Option<(Register, u64)>,
 }
 
 /// What is at an instruction pointer.
@@ -38,12 +40,20 @@ pub fn look(bytes: &[u8], pointer: u64, value: impl Fn(Register) -> Option<u64>)
     if decoder.last_error() == DecoderError::NoMoreBytes {
         return Found::Longer;
     }
-    if instruction.code() == Code::INVALID
-        || !stores_only(instruction.mnemonic())
-        || instruction.op0_kind() != OpKind::Memory
-    {
+    if instruction.code() == Code::INVALID || instruction.op0_kind() != OpKind::Memory {
         return Found::Other;
     }
+    let loads = match instruction.mnemonic() {
+        // What compilers make of a sequentially consistent atomic store.
+        Mnemonic::Xchg => {
+            let name = instruction.op1_register();
+            let full = name.full_register();
+            let Some(before) = value(full) else { return Found::Other };
+            Some((full, without(name, before)))
+        }
+        other if stores_only(other) => None,
+        _ => return Found::Other,
+    };
     let contents = |register: Register, _, _| match register {
         // Their base is 0 in 64-bit mode.
         Register::ES | Register::CS | Register::SS | Register::DS => Some(0),
@@ -54,7 +64,7 @@ pub fn look(bytes: &[u8], pointer: u64, value: impl Fn(Register) -> Option<u64>)
     match instruction.virtual_address(0, 0, contents) {
         Some(address) => {
             let size = instruction.memory_size().size() as u64;
-            Found::Store(Store { address, size, next: instruction.next_ip() })
+            Found::Store(Store { address, size, next: instruction.next_ip(), loads })
         }
         None => Found::Other,
     }
@@ -66,6 +76,17 @@ fn part(register: Register, full: u64) -> Option<u64> {
         8 => Some(full),
         4 => Some(full & u64::from(u32::MAX)),
         _ => None,
+    }
+}
+
+/// A full register whose part of this name has become 0: with 32 bits, the rest as well (AMD64 Architecture Programmer's Manual,
+/// volume 1, 3.1.2.3).
+fn without(register: Register, full: u64) -> u64 {
+    match register.size() {
+        1 if matches!(register, Register::AH | Register::BH | Register::CH | Register::DH) => full & !0xff00,
+        1 => full & !0xff,
+        2 => full & !0xffff,
+        _ => 0,
     }
 }
 
@@ -171,13 +192,42 @@ mod tests {
         }
     }
 
+    /// What compilers make of `__atomic_store_n(p, v, __ATOMIC_SEQ_CST)` and of `__atomic_exchange_n`; encodings as above.
+    #[test]
+    fn exchanges_load_nothing() {
+        const FULL: u64 = 0x1122_3344_5566_7788;
+        let cases: &[(&[u8], u64, u64, Register, u64)] = &[
+            // xchgl %edx,(%rcx); xchgq %rdx,8(%rcx); lock xchgl %r8d,(%rcx)
+            (&[0x87, 0x11], FULL, 4, Register::RDX, 0),
+            (&[0x48, 0x87, 0x51, 0x08], FULL + 8, 8, Register::RDX, 0),
+            (&[0xf0, 0x44, 0x87, 0x01], FULL, 4, Register::R8, 0),
+            // xchgq %rcx,(%rcx): the address is that of before
+            (&[0x48, 0x87, 0x09], FULL, 8, Register::RCX, 0),
+            // xchgw %dx,(%rcx); xchgb %dl,(%rcx); xchgb %dh,(%rcx): the rest of the register stays
+            (&[0x66, 0x87, 0x11], FULL, 2, Register::RDX, 0x1122_3344_5566_0000),
+            (&[0x86, 0x11], FULL, 1, Register::RDX, 0x1122_3344_5566_7700),
+            (&[0x86, 0x31], FULL, 1, Register::RDX, 0x1122_3344_5566_0088),
+        ];
+        for (bytes, address, size, register, after) in cases {
+            let next = AT + bytes.len() as u64;
+            let store = Store { address: *address, size: *size, next, loads: Some((*register, *after)) };
+            assert_eq!(look(bytes, AT, |_| Some(FULL)), Found::Store(store), "{bytes:x?}");
+        }
+        // movl %edx,(%rcx)
+        assert!(matches!(look(&[0x89, 0x11], AT, value), Found::Store(Store { loads: None, .. })));
+        // xchgl %eax,%fs:(%rcx)
+        assert_eq!(look(&[0x64, 0x87, 0x01], AT, value), Found::Other);
+    }
+
     #[test]
     fn what_is_no_store_alone() {
         let cases: &[&[u8]] = &[
             &[0x8b, 0x01],             // movl (%rcx),%eax
             &[0x89, 0xc8],             // movl %ecx,%eax
             &[0x83, 0x09, 0x01],       // orl $1,(%rcx)
-            &[0x87, 0x01],             // xchgl %eax,(%rcx)
+            &[0x87, 0xc1],             // xchgl %eax,%ecx
+            &[0x0f, 0xc1, 0x01],       // xaddl %eax,(%rcx)
+            &[0x0f, 0xb1, 0x11],       // cmpxchgl %edx,(%rcx)
             &[0xf0, 0xff, 0x01],       // lock incl (%rcx)
             &[0xf3, 0xaa],             // rep stosb
             &[0xa5],                   // movsl

@@ -26,6 +26,8 @@ const PAGE: u64 = 4096;
 const SEGV_ACCERR: c_int = 2;
 /// `X86_PF_WRITE` of arch/x86/include/asm/trap_pf.h.
 const WRITE: i64 = 1 << 1;
+/// For how long signals wait while a store does.
+const PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 /// Registers of a page, and their size in bytes.
 pub const REGISTERS: [u32; 2] = [0, 4];
 const REGISTER: u64 = 4;
@@ -109,7 +111,7 @@ pub fn bell() -> u32 {
 /// Waits until there is something to do that there was not when [`bell`] gave the number.
 pub fn await_bell(heard: u32) {
     while bell() == heard {
-        futex_wait(&BELL, heard);
+        let _ = futex_wait(&BELL, heard, None);
     }
 }
 
@@ -120,8 +122,8 @@ pub fn ring() {
 }
 
 impl Page {
-    /// Waits until the register is flushed that the number stands for.
-    fn flush(&self, address: u64, index: usize) {
+    /// Asks for a register's flush and waits for it. Where that takes long, the thread's signals are no longer kept waiting.
+    fn flush(&self, address: u64, index: usize, interrupted: &libc::sigset_t) {
         let (Some(asked), Some(done)) = (self.asked.get(index), self.done.get(index)) else { return };
         let number = asked.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         ring();
@@ -132,15 +134,19 @@ impl Page {
             if over || self.address.load(Ordering::SeqCst) != address {
                 return;
             }
-            futex_wait(done, flushed);
+            if futex_wait(done, flushed, Some(&PATIENCE)) == Err(Errno::ETIMEDOUT) {
+                set_mask(interrupted);
+            }
         }
     }
 }
 
-fn futex_wait(word: &AtomicU32, value: u32) {
+fn futex_wait(word: &AtomicU32, value: u32, limit: Option<&libc::timespec>) -> Result<(), Errno> {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word outlives the call, and without a timeout no other pointer is looked at.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, ptr::null::<libc::timespec>()) };
+    let limit = limit.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the word and the time outlive the call, and no other pointer is looked at.
+    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, limit) };
+    Errno::result(result).map(drop)
 }
 
 fn futex_wake(word: &AtomicU32) {
@@ -174,16 +180,55 @@ fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Our handler, with what the one before it relies on: its mask and its stack.
+/// Our handler, with the stack that the one before it relies on. All signals are blocked in it: natively none can interrupt a store,
+/// and the handler of one that did would find itself on our stack, and SIGSEGV blocked, with which a store of its own would
+/// end the process.
 fn ours(before: &libc::sigaction) -> libc::sigaction {
     let mut action = *before;
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = match before.sa_sigaction {
-        // Whoever has a stack for signals may lack another.
-        libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK,
+        // Whoever has a stack for signals may lack another. Ignored signals interrupt no system call.
+        libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK | libc::SA_RESTART,
         _ => before.sa_flags & !libc::SA_RESETHAND,
     } | libc::SA_SIGINFO;
+    // SAFETY: the set is the struct's own.
+    unsafe { libc::sigfillset(&mut action.sa_mask) };
     action
+}
+
+/// What a thread had blocked when it was interrupted.
+fn interrupted(thread: &ucontext_t) -> libc::sigset_t {
+    let mut set = DEFAULT.sa_mask;
+    // SAFETY: the kernel's set, of 8 bytes (arch/x86/include/uapi/asm/signal.h), is the first part of the C library's in both
+    // structs; what follows it in the thread's is not the kernel's.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            ptr::from_ref(&thread.uc_sigmask).cast::<u8>(),
+            (&raw mut set).cast(),
+            size_of::<u64>(),
+        );
+    }
+    set
+}
+
+/// Blocks these signals and no others.
+fn set_mask(set: &libc::sigset_t) {
+    // SAFETY: the set lives beyond the call; the old one is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set, ptr::null_mut()) };
+}
+
+/// Blocks what the kernel would have in an action's handler (`signal_delivered`). Its return restores what was before.
+fn block_for(action: &libc::sigaction, thread: &ucontext_t) {
+    let mut set = interrupted(thread);
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: the set was the kernel's answer, and the signal exists.
+        let blocked = unsafe { libc::sigismember(&action.sa_mask, signal) } == 1;
+        if blocked || signal == libc::SIGSEGV && action.sa_flags & libc::SA_NODEFER == 0 {
+            // SAFETY: the set is this function's own, and the signal exists.
+            unsafe { libc::sigaddset(&mut set, signal) };
+        }
+    }
+    set_mask(&set);
 }
 
 fn current() -> io::Result<libc::sigaction> {
@@ -243,10 +288,15 @@ fn try_store(address: u64, thread: &mut ucontext_t) -> bool {
     for (index, register) in REGISTERS.into_iter().enumerate() {
         // Nothing is behind the rest of the page natively, and stores there have no effect.
         if offset < u64::from(register).saturating_add(REGISTER) && end > register.into() {
-            page.flush(base, index);
+            page.flush(base, index, &interrupted(thread));
         }
     }
     Errno::set_raw(errno);
+    if let Some((name, contents)) = store.loads
+        && let Some(index) = general(name)
+    {
+        set_register(thread, index, contents);
+    }
     set_register(thread, libc::REG_RIP, store.next);
     true
 }
@@ -254,7 +304,7 @@ fn try_store(address: u64, thread: &mut ucontext_t) -> bool {
 /// The store at the instruction pointer.
 fn instruction(thread: &ucontext_t) -> Option<Store> {
     let pointer = register(thread, libc::REG_RIP) as u64;
-    let value = |register| general(thread, register);
+    let value = |name| general(name).map(|index| register(thread, index).cast_unsigned());
     // What is behind the page that the instruction begins in is looked at only if the instruction goes on there.
     let here = (PAGE - pointer % PAGE).min(LONGEST as u64) as usize;
     let mut bytes = [0u8; LONGEST];
@@ -287,9 +337,9 @@ fn set_register(thread: &mut ucontext_t, index: c_int, value: u64) {
     }
 }
 
-/// A general register of 64 bits.
-fn general(thread: &ucontext_t, name: Register) -> Option<u64> {
-    let index = match name {
+/// Where a general register of 64 bits is in `gregs`.
+fn general(name: Register) -> Option<c_int> {
+    Some(match name {
         Register::RAX => libc::REG_RAX,
         Register::RCX => libc::REG_RCX,
         Register::RDX => libc::REG_RDX,
@@ -307,8 +357,7 @@ fn general(thread: &ucontext_t, name: Register) -> Option<u64> {
         Register::R14 => libc::REG_R14,
         Register::R15 => libc::REG_R15,
         _ => return None,
-    };
-    Some(register(thread, index).cast_unsigned())
+    })
 }
 
 /// Does with a fault that is not ours what would have become of it.
@@ -334,6 +383,10 @@ unsafe fn chain(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         handler => {
             if before.sa_flags & libc::SA_RESETHAND != 0 {
                 PREVIOUS.store(ptr::from_ref(&DEFAULT).cast_mut(), Ordering::SeqCst);
+            }
+            // SAFETY: the kernel gives a ucontext_t.
+            if let Some(thread) = unsafe { context.cast::<ucontext_t>().as_ref() } {
+                block_for(before, thread);
             }
             if before.sa_flags & libc::SA_SIGINFO != 0 {
                 // SAFETY: with SA_SIGINFO the program has installed a function with these arguments.

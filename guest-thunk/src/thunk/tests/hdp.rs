@@ -6,7 +6,7 @@ use std::arch::x86_64::{__m128i, _mm_storeu_si128, _mm_stream_si32};
 use std::ffi::c_void;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
@@ -23,9 +23,10 @@ use crate::thunk::settings::{HdpFlush, Settings};
 const MEMORY: u32 = 0;
 const REGISTERS: u32 = 4;
 
-/// Faults that the program's own handler saw, and where the last one was.
+/// Faults that the program's own handler saw, where the last one was, and whether SIGSEGV was blocked meanwhile.
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 static PLACE: AtomicU64 = AtomicU64::new(0);
+static BLOCKED: AtomicBool = AtomicBool::new(false);
 
 /// The program's own handler, as the library finds it: it makes the page writable.
 extern "C" fn program(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
@@ -34,12 +35,18 @@ extern "C" fn program(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: a SIGSEGV of the kernel's has an address.
     let address = unsafe { fault.si_addr() }.addr();
     PLACE.store(address as u64, Ordering::SeqCst);
+    BLOCKED.store(is_blocked(), Ordering::SeqCst);
     SEEN.fetch_add(1, Ordering::SeqCst);
     let page = std::ptr::with_exposed_provenance_mut::<c_void>(address & !4095);
     // SAFETY: the page is a test's own.
     let done =
         unsafe { mprotect(NonNull::new(page).unwrap(), 4096, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
     assert!(done.is_ok());
+}
+
+/// Whether the thread that calls has SIGSEGV blocked.
+fn is_blocked() -> bool {
+    SigSet::thread_get_mask().unwrap().contains(Signal::SIGSEGV)
 }
 
 /// A thunk with pages; one at a time, for the handler's sake.
@@ -85,6 +92,13 @@ fn get(place: *const u32) -> u32 {
 fn or_one(place: *mut u32) {
     // SAFETY: as in `put`.
     unsafe { asm!("or dword ptr [{}], 1", in(reg) place, options(nostack)) };
+}
+
+/// Stores with the one instruction that compilers make of a sequentially consistent atomic store, and gives what it loads.
+fn exchange(place: *mut u32, mut value: u64) -> u64 {
+    // SAFETY: as in `put`.
+    unsafe { asm!("xchg dword ptr [{}], {:e}", in(reg) place, inout(reg) value, options(nostack)) };
+    value
 }
 
 impl Kfd {
@@ -164,6 +178,10 @@ fn stores_of_all_kinds_are_flushes() {
     // SAFETY: as in `put`.
     let wide = || unsafe { _mm_storeu_si128(page.cast(), vector) };
     assert_eq!(flushed_by(&wide), [MEMORY, REGISTERS]);
+    // SAFETY: as in `put`; a register is aligned, and nobody looks at it otherwise.
+    let atomic = unsafe { AtomicU32::from_ptr(page.wrapping_add(1)) };
+    assert_eq!(flushed_by(&|| atomic.store(1, Ordering::SeqCst)), [REGISTERS]);
+    assert_eq!(flushed_by(&|| assert_eq!(exchange(page, u64::MAX), 0)), [MEMORY]);
     // Nothing is there.
     assert_eq!(flushed_by(&|| put(page.wrapping_add(2), 1)), [0; 0]);
     assert_eq!(flushed_by(&|| put(page.wrapping_add(1023), 1)), [0; 0]);
@@ -217,6 +235,69 @@ fn threads_store_at_once() {
     assert!((STORES..=THREADS * STORES).contains(&all), "{all}");
 }
 
+/// Where a handler of another signal stores, and how far it has got.
+static PAGE: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
+static OWN: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
+static STEPS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn stores_and_faults(_: i32) {
+    STEPS.store(1, Ordering::SeqCst);
+    put(PAGE.load(Ordering::SeqCst), 1);
+    put(OWN.load(Ordering::SeqCst), 7);
+    STEPS.store(2, Ordering::SeqCst);
+}
+
+/// A signal that arrives while a thread waits for the host: its handler stores as well, and faults. Natively nothing is special
+/// about that; with SIGSEGV blocked, the kernel would end the process (force_sig_info_to_task).
+fn signal_amid_a_store(host_waits_for_it: bool) {
+    let kfd = trapping();
+    let page = kfd.registers();
+    let size = 4096.try_into().unwrap();
+    // SAFETY: new memory at an address of the kernel's choice.
+    let own = unsafe { mmap_anonymous(None, size, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) }.unwrap();
+    PAGE.store(page, Ordering::SeqCst);
+    OWN.store(own.cast().as_ptr(), Ordering::SeqCst);
+    STEPS.store(0, Ordering::SeqCst);
+    let action = SigAction::new(SigHandler::Handler(stores_and_faults), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler only uses atomics, stores and faults.
+    let before = unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+    // SAFETY: no argument.
+    let me = unsafe { libc::pthread_self() };
+    kfd.state.lock().unwrap().amid_flush = Some(Box::new(move || {
+        // SAFETY: the thread waits for this.
+        assert_eq!(unsafe { libc::pthread_kill(me, libc::SIGUSR1) }, 0);
+        while host_waits_for_it && STEPS.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+    }));
+    let seen = SEEN.load(Ordering::SeqCst);
+    put(page.wrapping_add(1), 1);
+    assert_eq!(STEPS.load(Ordering::SeqCst), 2);
+    assert_eq!(kfd.flushed(), [REGISTERS, MEMORY]);
+    assert_eq!((get(own.cast().as_ptr()), SEEN.load(Ordering::SeqCst)), (7, seen + 1));
+    // SAFETY: the handler of before.
+    unsafe { sigaction(Signal::SIGUSR1, &before) }.unwrap();
+    // SAFETY: nothing refers to it.
+    unsafe { munmap(own, 4096) }.unwrap();
+}
+
+#[test]
+fn a_signal_amid_a_store_comes_after_it() {
+    signal_amid_a_store(false);
+}
+
+#[test]
+fn a_signal_amid_a_store_that_takes_long_comes_before_its_end() {
+    let run = || {
+        // std's stack for signals has no room for three of them.
+        let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // SAFETY: the thread is on no such stack.
+        assert_eq!(unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) }, 0);
+        signal_amid_a_store(true);
+    };
+    thread::spawn(run).join().unwrap();
+}
+
 #[test]
 fn other_faults_are_the_programs() {
     let kfd = trapping();
@@ -229,6 +310,8 @@ fn other_faults_are_the_programs() {
         access();
         assert_eq!(SEEN.load(Ordering::SeqCst), before + 1);
         assert_eq!(PLACE.load(Ordering::SeqCst), address.addr() as u64);
+        // As for a handler without SA_NODEFER (sigaction(2)), until it returns.
+        assert!(BLOCKED.load(Ordering::SeqCst) && !is_blocked());
     };
     let second = place.wrapping_add(1024);
     fault(&|| put(place.wrapping_add(3), 1), place.wrapping_add(3));

@@ -76,6 +76,8 @@ pub struct State {
     pub no_registers: bool,
     /// Registers that were stored to.
     pub flushes: Vec<u32>,
+    /// What happens during the next such store.
+    pub amid_flush: Option<Box<dyn FnOnce() + Send>>,
     queues_made: u32,
     made: u32,
 }
@@ -293,6 +295,9 @@ impl State {
                 let kind = self.buffer(fixed.handle, made)?.request.flags & 0x1f;
                 assert_eq!(kind, 1 << 4, "KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP");
                 self.flushes.push(fixed.register);
+                if let Some(amid) = self.amid_flush.take() {
+                    amid();
+                }
                 answer.push::<FlushHdp>(header, &Nothing {}, &[]);
             }
             Request::CreateEvent { fixed, .. } => {
