@@ -59,6 +59,8 @@ const LIBRARIES: &[&str] =
 fn shared(soname: &str, script: &Path) -> Command {
     let mut command = Command::new("cc");
     command.args(["-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections"]);
+    // Threads of it run, and signal handlers of it are installed, when a program closes it.
+    command.arg("-Wl,-z,nodelete");
     command.arg(format!("-Wl,-soname,{soname}"));
     command.arg(format!("-Wl,--version-script={}", script.display()));
     command

@@ -60,8 +60,6 @@ fn dtif(workspace: &Workspace, archive: &Path, names: &[String]) -> Result<PathB
     write(&script, &version_script("", &all))?;
     let fresh = own.path().join("libdtif.so");
     let mut command = shared("libdtif.so", &script);
-    // The runtime closes it while threads of it run.
-    command.arg("-Wl,-z,nodelete");
     command.args(all.iter().map(|name| format!("-Wl,-u,{name}")));
     command.arg("-o").arg(&fresh).arg(archive).args(LIBRARIES);
     tool::output(&mut command)?;
