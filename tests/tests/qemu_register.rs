@@ -21,6 +21,7 @@ const PARTS: &[(&str, &str)] = &[
     ("fork 5 open", "fork: children have copies of their own"),
     ("heap 100", "heap: malloc goes on"),
     ("replaced", "replaced: what is the application's stays so"),
+    ("access 6", "access: it stays as the application set it"),
     ("sizes", "sizes: up to 256 MiB"),
     ("flat 100", "flat: nothing is left"),
     ("unfit", "unfit: refused"),
@@ -36,6 +37,7 @@ const OF_VARIABLES: &[(&str, &str)] = &[
     ("heap 50", "heap: malloc goes on"),
     ("fork 3 open", "fork: children have copies of their own"),
     ("replaced", "replaced: what is the application's stays so"),
+    ("access 6", "access: it stays as the application set it"),
     ("flat 50", "flat: nothing is left"),
 ];
 

@@ -30,6 +30,7 @@ const PARTS: &[Part<'_>] = &[
     (&["fork", "10"], "fork: children have copies of their own\n"),
     (&["heap", "600"], "heap: malloc goes on\n"),
     (&["replaced"], "replaced: what is the application's stays so\n"),
+    (&["access", "12"], "access: it stays as the application set it\n"),
     (&["sizes"], "sizes: up to 256 MiB\n"),
 ];
 
@@ -37,6 +38,7 @@ const PARTS: &[Part<'_>] = &[
 const SCATTERED: &[Part<'_>] = &[
     (&["storm", "100"], "storm: nothing is lost\n"),
     (&["replaced"], "replaced: what is the application's stays so\n"),
+    (&["access", "12"], "access: it stays as the application set it\n"),
     (&["sizes", "16"], "sizes: up to 16 MiB\n"),
 ];
 

@@ -11,7 +11,7 @@
 //! | hold | writers wait, by userfaultfd ([`fault`]) or since all other threads are stopped ([`stop`]); system calls are not lost |
 //! | swap | the content is copied, and the staging mapping moved over the range ([`pages`]) |
 //! | let go | the blob's handle is closed: from now on the mapping alone keeps it, so what the application unmaps is gone |
-//! | give back | threads stopped, the blob's mapping moved away, fresh private memory in its place, the content copied |
+//! | give back | threads stopped, the blob's mapping moved away, fresh private memory in its place, the content copied, access as the application had set it |
 //!
 //! With `VIRTIO_KFD_REGISTER=adopt-variables` stacks and the data of programs are adopted as well. A thread cannot exchange the
 //! pages under itself, so the helper that stops threads does that, of all memory, while the calling thread is stopped too
@@ -439,6 +439,15 @@ impl Segment {
         areas: &'a [Area],
         range: &'a Range<u64>,
     ) -> impl Iterator<Item = Range<u64>> + 'a {
+        self.intact_areas(areas, range).map(|(piece, _)| piece)
+    }
+
+    /// The same with what the application may do with each: it may have taken some of that away.
+    fn intact_areas<'a>(
+        &'a self,
+        areas: &'a [Area],
+        range: &'a Range<u64>,
+    ) -> impl Iterator<Item = (Range<u64>, i32)> + 'a {
         self.parts.iter().flat_map(move |(part, place)| {
             let start = self.range.start.saturating_add(part.start).max(range.start);
             let end = self.range.start.saturating_add(part.end).min(range.end);
@@ -447,7 +456,8 @@ impl Segment {
             touched.filter_map(move |area| {
                 let piece = area.within(&(start..end));
                 let at = piece.start.checked_sub(self.range.start)?.checked_sub(part.start)?;
-                (piece.start < piece.end && area.file_at(piece.start) == place.after(at)).then_some(piece)
+                (piece.start < piece.end && area.file_at(piece.start) == place.after(at))
+                    .then(|| (piece, area.access()))
             })
         })
     }

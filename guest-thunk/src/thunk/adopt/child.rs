@@ -12,8 +12,37 @@ use std::ops::Range;
 
 use super::tracer::{CannotStop, Obstacle, Tracer};
 
-/// Memory of the parent, and the address of as much private memory for its copy.
-pub type Copies = Vec<(Range<u64>, u64)>;
+/// Memory of the parent, and as much private memory for its copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The memory.
+    pub range: Range<u64>,
+    /// First address of the private memory.
+    pub place: u64,
+    /// What the application may do with it, as mmap(2) is told.
+    pub access: i32,
+    /// The copy is made.
+    pub filled: bool,
+}
+
+impl Copied {
+    /// What lies below an address, unless that is nothing, and what from there on, which may be nothing.
+    pub fn split_at(self, address: u64) -> (Option<Copied>, Copied) {
+        let middle = address.clamp(self.range.start, self.range.end);
+        let place = self.place.saturating_add(middle.saturating_sub(self.range.start));
+        let below = Copied { range: self.range.start..middle, ..self.clone() };
+        let above = Copied { range: middle..self.range.end, place, ..self };
+        ((below.range.start < below.range.end).then_some(below), above)
+    }
+
+    /// The private memory.
+    pub fn aside(&self) -> Range<u64> {
+        self.place..self.place.saturating_add(self.range.end.saturating_sub(self.range.start))
+    }
+}
+
+/// All of it.
+pub type Copies = Vec<Copied>;
 
 /// Where the calling convention and the registers are not known here, no child can be put right.
 pub const AVAILABLE: bool = cfg!(target_arch = "x86_64");
@@ -42,9 +71,10 @@ pub fn follow(copies: &Copies) -> Result<Tracer, CannotStop> {
 mod x86 {
     use std::io;
     use std::mem::MaybeUninit;
+    use std::ops::Range;
     use std::sync::atomic::Ordering;
 
-    use super::Copies;
+    use super::{Copied, Copies};
     use crate::thunk::adopt::pages;
     use crate::thunk::adopt::syscall::call;
     use crate::thunk::adopt::tracer::{
@@ -123,14 +153,45 @@ mod x86 {
         let News::Stopped(_) = wait(child, 0) else { return Err(error(libc::ESRCH)) };
         let mut signal = 0;
         let before = registers(child)?;
-        for (range, copy) in copies {
-            pages::copy_to(child, range, *copy)?;
+        for Copied { range, place, access, filled } in copies {
             let length = range.end.saturating_sub(range.start);
             let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-            let arguments = [*copy, length, length, flags, range.start];
+            let arguments = [*place, length, length, flags, range.start];
             let moved = call_in(child, &before, libc::SYS_mremap, arguments, &mut signal)?;
             if moved != range.start {
                 return Err(error(libc::EFAULT));
+            }
+            let mut protect = |piece: Range<u64>, access: i32| {
+                let length = piece.end.saturating_sub(piece.start);
+                if access == pages::READ_WRITE || length == 0 {
+                    return Ok(());
+                }
+                let arguments = [piece.start, length, u64::from(access.unsigned_abs()), 0, 0];
+                match call_in(child, &before, libc::SYS_mprotect, arguments, &mut signal)? {
+                    0 => Ok(()),
+                    _ => Err(error(libc::EACCES)),
+                }
+            };
+            if *filled || !pages::is_readable(*access) {
+                protect(range.clone(), *access)?;
+                continue;
+            }
+            let mut rest = range.clone();
+            while rest.start < rest.end {
+                match pages::copy_to_until(child, &rest, rest.start) {
+                    Ok(()) => {
+                        protect(rest.clone(), *access)?;
+                        break;
+                    }
+                    // Another thread has just taken the access to this page away: the child has none either.
+                    Err((page, error)) if error.raw_os_error() == Some(libc::EFAULT) => {
+                        let next = page.saturating_add(pages::PAGE as u64);
+                        protect(rest.start..page, *access)?;
+                        protect(page..next, libc::PROT_NONE)?;
+                        rest.start = next;
+                    }
+                    Err((_, error)) => return Err(error),
+                }
             }
         }
         set_registers(child, &before)?;

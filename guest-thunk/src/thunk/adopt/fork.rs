@@ -11,16 +11,22 @@
 //! if it comes so far. It does not come further than that, for it finds zeros where frames should be (the kernel extends what
 //! is left of the main thread's stack), and none of them returns.
 //!
+//! Where the application has taken access away, the content is copied before the fork while all threads are stopped, and the
+//! child has it with no more access than its parent.
+//!
 //! This hangs on `pthread_atfork`: a child of the bare `clone` system call shares the memory with its parent, or has none there.
 #![allow(unsafe_code, reason = "pthread_atfork, and mappings of the child")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::child::{self, Copies};
-use super::swap::Dress;
+use super::child::{self, Copied, Copies};
+use super::maps::{Later, Line};
+use super::pages::{Bounce, READ_WRITE};
+use super::stop::Stopped;
+use super::swap::{Dress, changed};
 use super::tracer::Tracer;
 use super::variables::Kept;
 use super::{OVERTAKEN, Overtaken, TABLE, Table, maps, pages};
@@ -71,22 +77,20 @@ extern "C" fn before() {
                 say(Level::Error, || format!("fork: the child does not have what is adopted: {error}"))
             }
         }
-        for (range, copy) in &copies {
-            // SAFETY: the range is a mapped blob, as large as the fresh mapping.
-            unsafe { pages::copy_mapped(range, *copy) };
+        if let Err(error) = fill(&mut copies, &mut apart) {
+            say(Level::Error, || format!("fork: the child does not have all of what is adopted: {error}"));
         }
+        // The child shares what could not be copied, with the access that its parent has.
+        copies.retain(|it| it.filled || pages::unmap(it.place, length(&it.range)).is_err());
     }
-    let apart = Box::new(apart);
+    let mut apart = Box::new(apart);
     let (mut tracer, mut doomed) = (None, false);
     if !apart.is_empty() {
         match child::follow(&apart) {
             Ok(following) => tracer = Some(following),
             Err(why) => {
-                for (range, copy) in apart.iter() {
-                    // SAFETY: the range is a mapped blob, and what was there before is as large.
-                    unsafe { pages::copy_every(range, *copy) };
-                }
-                doomed = apart.iter().any(|(range, _)| lies_on_this_stack(range));
+                *apart = copy_open(std::mem::take(&mut apart), pages::copy_every_until);
+                doomed = apart.iter().any(|it| lies_on_this_stack(&it.range));
                 let then = if doomed { ", and the child is killed" } else { "" };
                 say(Level::Error, || format!("fork: this thread cannot be traced{then}: {why}"));
             }
@@ -113,17 +117,17 @@ fn places(table: &Table) -> std::io::Result<(Copies, Copies)> {
     let (mut places, mut apart) = (Copies::new(), Copies::new());
     for segment in table.segments.values() {
         if let Some(kept) = &segment.kept {
-            let intact: Vec<_> = segment.intact(&areas, &segment.range).collect();
+            let intact: Vec<_> = segment.intact_areas(&areas, &segment.range).collect();
             apart.extend(kept.cut(&segment.range, &intact));
             continue;
         }
         let dress = Dress::of(&segment.character);
-        for piece in segment.intact(&areas, &segment.range) {
-            let length = piece.end.saturating_sub(piece.start);
-            match pages::map_fresh(None, length, dress.no_reserve) {
-                Ok(copy) => {
-                    dress.put_on(&(copy..copy.saturating_add(length)));
-                    places.push((piece, copy));
+        for (range, access) in segment.intact_areas(&areas, &segment.range) {
+            match pages::map_fresh(None, length(&range), dress.no_reserve) {
+                Ok(place) => {
+                    let copied = Copied { range, place, access, filled: false };
+                    dress.put_on(&copied.aside());
+                    places.push(copied);
                 }
                 Err(error) => {
                     discard(&places);
@@ -135,9 +139,99 @@ fn places(table: &Table) -> std::io::Result<(Copies, Copies)> {
     Ok((places, apart))
 }
 
+fn length(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
+}
+
+/// Copies what has to be copied before the fork.
+fn fill(copies: &mut Copies, apart: &mut Copies) -> Result<(), String> {
+    let bounce = Bounce::new().map_err(|error| format!("a buffer: {error}"))?;
+    *copies = copy_open(std::mem::take(copies), |range, to| bounce.copy_until(range, to));
+    let filled = fill_closed(&bounce, copies, apart);
+    for it in copies.iter().filter(|it| it.filled && it.access != READ_WRITE) {
+        // Where it fails, the child may do more than its parent, and loses nothing.
+        let _ = pages::protect(&it.aside(), it.access);
+    }
+    filled
+}
+
+/// Copies what may be read. A page from which another thread has taken that just now becomes a piece of its own.
+fn copy_open(pieces: Copies, copy: impl Fn(&Range<u64>, u64) -> Result<(), (u64, std::io::Error)>) -> Copies {
+    let mut done = Copies::new();
+    for mut rest in pieces {
+        while !rest.filled && pages::is_readable(rest.access) {
+            let Err((page, _)) = copy(&rest.range, rest.place) else {
+                rest.filled = true;
+                break;
+            };
+            let (before, from_page) = rest.split_at(page);
+            let (closed, behind) = from_page.split_at(page.saturating_add(page_size()));
+            done.extend(before.map(|it| Copied { filled: true, ..it }));
+            done.extend(closed.map(|it| Copied { access: libc::PROT_NONE, ..it }));
+            rest = behind;
+        }
+        if rest.range.start < rest.range.end {
+            done.push(rest);
+        }
+    }
+    done
+}
+
+/// Copies what the application may not read: that is made readable for as long as nobody runs.
+fn fill_closed(bounce: &Bounce, copies: &mut Copies, apart: &mut Copies) -> Result<(), String> {
+    let all = copies.iter_mut().map(|it| (it, false)).chain(apart.iter_mut().map(|it| (it, true)));
+    let mut closed: Vec<_> = all.filter(|(it, _)| !pages::is_readable(it.access)).collect();
+    if closed.is_empty() {
+        return Ok(());
+    }
+    closed.sort_by_key(|(it, _)| it.range.start);
+    let now: Vec<_> = closed.iter().map(|(it, _)| (it.range.clone(), Cell::new(None))).collect();
+    let later = Later::open().map_err(|error| format!("/proc/self/maps: {error}"))?;
+    let stopped = Stopped::new(&(0..0)).map_err(|why| why.to_string())?;
+    // From here to the drop of `stopped`: no allocation, no lock.
+    let outcome = copy_closed(bounce, &later, &now, &mut closed);
+    drop(stopped);
+    outcome.map_err(|error| error.to_string())
+}
+
+fn copy_closed(
+    bounce: &Bounce,
+    later: &Later,
+    now: &[(Range<u64>, Cell<Option<i32>>)],
+    closed: &mut [(&mut Copied, bool)],
+) -> std::io::Result<()> {
+    // Another thread may have changed it until it was stopped: it gets back what it has now, which is one access for each.
+    let here = |access: &Cell<Option<i32>>, _: &Range<u64>, line: &Line, _| {
+        let before = access.replace(Some(line.access()));
+        before.is_none_or(|before| before == line.access())
+    };
+    if !later.fits(now, here)? {
+        return Err(changed());
+    }
+    for ((it, is_apart), (_, access)) in closed.iter_mut().zip(now) {
+        it.access = access.get().unwrap_or(it.access);
+        let is_closed = !pages::is_readable(it.access);
+        if *is_apart && !is_closed {
+            // What may be read by now is copied later.
+            continue;
+        }
+        if is_closed {
+            pages::protect(&it.range, libc::PROT_READ)?;
+        }
+        let copied =
+            if *is_apart { pages::copy_every(&it.range, it.place) } else { bounce.copy(&it.range, it.place) };
+        if is_closed {
+            let _ = pages::protect(&it.range, it.access);
+        }
+        copied?;
+        it.filled = true;
+    }
+    Ok(())
+}
+
 fn discard(copies: &Copies) {
-    for (range, copy) in copies {
-        let _ = pages::unmap(*copy, range.end.saturating_sub(range.start));
+    for it in copies {
+        let _ = pages::unmap(it.place, length(&it.range));
     }
 }
 
@@ -148,7 +242,7 @@ fn taken() -> Option<Forking> {
 extern "C" fn in_parent() {
     if let Some(Forking { copies, apart, tracer, .. }) = taken() {
         // The table is free again only behind this: there is one tracer at a time.
-        let filled = tracer.is_none();
+        let filled = tracer.is_none() || apart.iter().any(|it| it.filled);
         drop(tracer);
         discard(&copies);
         if filled {
@@ -163,11 +257,14 @@ extern "C" fn in_child() {
     put(&copies);
     match tracer {
         // It has put them there.
-        Some(tracer) if apart.iter().all(|(range, _)| pages::is_mapped(range)) => tracer.forget(),
+        Some(tracer) if apart.iter().all(|it| pages::is_mapped(&it.range)) => tracer.forget(),
         // It was killed before it did, and the content is lost. Nothing else can be told to anybody here.
         Some(_) => kill_this(),
         None if doomed => kill_this(),
-        None => put(&apart),
+        None => {
+            put(&apart);
+            restrict(&apart);
+        }
     }
     std::mem::forget((copies, apart));
     std::mem::forget(std::mem::take(&mut *table));
@@ -176,15 +273,70 @@ extern "C" fn in_child() {
 
 /// Puts copies in place of what they are copies of.
 fn put(copies: &Copies) {
-    for (range, copy) in copies {
-        let from = *copy..copy.saturating_add(range.end.saturating_sub(range.start));
+    for it in copies {
         // SAFETY: the copy is this library's to move. The range is the child's view of the blob, or nothing is mapped
         // there, and the copy has the content that the range had before the fork.
-        let _ = unsafe { pages::move_over(&from, range.start) };
+        let _ = unsafe { pages::move_over(&it.aside(), it.range.start) };
+    }
+}
+
+/// The child may do what its parent may; nothing where the content could not be had.
+fn restrict(copies: &Copies) {
+    for it in copies.iter().filter(|it| !it.filled || it.access != READ_WRITE) {
+        let _ = pages::protect(&it.range, if it.filled { it.access } else { libc::PROT_NONE });
     }
 }
 
 fn kill_this() {
     // SAFETY: no pointer.
     unsafe { libc::kill(std::process::id().cast_signed(), libc::SIGKILL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page that cannot be read, among others that can: an error and no signal, and all others are copied.
+    #[test]
+    fn a_page_that_was_closed_just_now_is_a_piece_of_its_own() {
+        let page = page_size();
+        let start = pages::map_fresh(None, 40 * page, false).unwrap();
+        let place = pages::map_fresh(None, 40 * page, false).unwrap();
+        let byte = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+        for number in 0..40 {
+            // SAFETY: a mapping of the test's own.
+            unsafe { byte(start + number * page).write_volatile(number as u8) };
+        }
+        // In the second of the buffer's fillings, and at the end.
+        for closed in [33, 39] {
+            let at = start + closed * page;
+            pages::protect(&(at..at + page), libc::PROT_NONE).unwrap();
+        }
+        let range = start..start + 40 * page;
+        let bounce = Bounce::new().unwrap();
+        for copy in [
+            &(|range: &Range<u64>, to| bounce.copy_until(range, to)) as &dyn Fn(&_, _) -> _,
+            &pages::copy_every_until,
+        ] {
+            let all = Copied { range: range.clone(), place, access: READ_WRITE, filled: false };
+            let done = copy_open(vec![all], copy);
+            let found: Vec<_> = done
+                .iter()
+                .map(|it| ((it.range.start - start) / page, (it.range.end - start) / page, it.filled))
+                .collect();
+            assert_eq!(found, [(0, 33, true), (33, 34, false), (34, 39, true), (39, 40, false)]);
+            assert!(done.iter().all(|it| it.place - place == it.range.start - start));
+            for number in 0..40 {
+                // SAFETY: a mapping of the test's own.
+                let found = unsafe { byte(place + number * page).read_volatile() };
+                assert_eq!(found, if [33, 39].contains(&number) { 0 } else { number as u8 });
+            }
+            pages::advise(&(place..place + 40 * page), libc::MADV_DONTNEED).unwrap();
+        }
+        // What may not be read is not even tried.
+        let closed = Copied { range, place, access: libc::PROT_NONE, filled: false };
+        assert_eq!(copy_open(vec![closed.clone()], pages::copy_every_until), [closed]);
+        pages::unmap(start, 40 * page).unwrap();
+        pages::unmap(place, 40 * page).unwrap();
+    }
 }

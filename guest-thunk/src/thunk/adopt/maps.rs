@@ -52,10 +52,32 @@ impl Area {
         self.start.max(range.start)..self.end.min(range.end)
     }
 
+    /// Leaves out what lies below an address.
+    fn begin_at(&mut self, address: u64) {
+        if address > self.start {
+            if self.file.inode != 0 {
+                self.file = self.file_at(address);
+            }
+            self.start = address;
+        }
+    }
+
+    /// What may be done with it, as mmap(2) is told.
+    pub fn access(&self) -> i32 {
+        access_of(self.permissions.as_bytes())
+    }
+
     /// What of the file lies at an address.
     pub fn file_at(&self, address: u64) -> FilePlace {
         self.file.after(address.wrapping_sub(self.start))
     }
+}
+
+/// Of the letters that the kernel prints.
+fn access_of(permissions: &[u8]) -> i32 {
+    let letters = [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
+    let given = letters.iter().filter(|(letter, _)| permissions.contains(letter));
+    given.fold(libc::PROT_NONE, |access, (_, bit)| access | bit)
 }
 
 /// The mappings that a range touches, in order.
@@ -77,11 +99,15 @@ fn parse(mut text: impl BufRead, range: &Range<u64>) -> io::Result<Vec<Area>> {
         if text.read_line(&mut line)? == 0 {
             return Ok(found);
         }
-        if let Some(area) = parse_area(&line) {
+        if let Some(mut area) = parse_area(&line) {
+            // Mappings that are divided or become one meanwhile are told of twice, from the address on where the last one ended.
+            if let Some(before) = found.last() {
+                area.begin_at(before.end);
+            }
             if area.start >= range.end {
                 return Ok(found);
             }
-            inside = area.end > range.start;
+            inside = area.end > range.start && area.start < area.end;
             if inside {
                 found.push(area);
             }
@@ -168,6 +194,11 @@ impl Line {
             5 => self.inode = digit(self.inode, 10),
             _ => {}
         }
+    }
+
+    /// What may be done with it, as mmap(2) is told.
+    pub fn access(&self) -> i32 {
+        access_of(self.permissions.bytes.get(..self.permissions.length).unwrap_or_default())
     }
 
     /// Whether it is private memory, to be read and written.
@@ -416,6 +447,28 @@ VmFlags: rd wr mr mw me gd ac
     fn judged(range: Range<u64>) -> Result<Character, Unfit> {
         let areas = parse(SMAPS.as_bytes(), &range).unwrap();
         judge(&areas, &range, Fit::Ordinary).map(|vetted| vetted.character)
+    }
+
+    /// Another thread gives the second and third page back what it had taken from the second, while this is read.
+    #[test]
+    fn mappings_that_become_one_meanwhile() {
+        let text = "\
+7f0000010000-7f0000011000 rw-s 00012000 00:05 1025                       /memfd:a name (deleted)
+7f0000011000-7f0000012000 ---s 00013000 00:05 1025                       /memfd:a name (deleted)
+7f0000010000-7f0000020000 rw-s 00012000 00:05 1025                       /memfd:a name (deleted)
+7f0000011000-7f0000012000 rw-s 00013000 00:05 1025                       /memfd:a name (deleted)
+";
+        let areas = parse(text.as_bytes(), &(0x7f0000010000..0x7f0000020000)).unwrap();
+        let found: Vec<_> = areas.iter().map(|it| (it.start, it.end, it.file.offset, it.access())).collect();
+        let (all, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
+        assert_eq!(
+            found,
+            [
+                (0x7f0000010000, 0x7f0000011000, 0x12000, all),
+                (0x7f0000011000, 0x7f0000012000, 0x13000, none),
+                (0x7f0000012000, 0x7f0000020000, 0x14000, all)
+            ]
+        );
     }
 
     #[test]

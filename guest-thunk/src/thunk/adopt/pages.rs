@@ -36,24 +36,71 @@ fn length_of(range: &Range<u64>) -> usize {
     range.end.saturating_sub(range.start) as usize
 }
 
+/// What memory is adopted with: the application may change it (mprotect) while it is.
+pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// A buffer with a mapping of its own, so that it cannot lie in what is copied.
+pub struct Bounce {
+    place: NonNull<u8>,
+}
+
+impl Bounce {
+    /// Maps it.
+    pub fn new() -> io::Result<Bounce> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
+        let place = unsafe { libc::mmap(ptr::null_mut(), BOUNCE, READ_WRITE, flags, -1, 0) };
+        match NonNull::new(place.cast::<u8>()) {
+            Some(bounce) if place != libc::MAP_FAILED => Ok(Bounce { place: bounce }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Copies the pages of a range that are not zero to zeroed pages at `to`, which is mapped for good. It is read as this
+    /// thread reads, so that pages of a device may lie there, but by the kernel: what is not readable is an error.
+    pub fn copy(&self, from: &Range<u64>, to: u64) -> io::Result<()> {
+        self.copy_until(from, to).map_err(|(_, error)| error)
+    }
+
+    /// The same; an error comes with the page that it is about, before which all is copied.
+    pub fn copy_until(&self, from: &Range<u64>, to: u64) -> Result<(), (u64, io::Error)> {
+        let own = own_id().map_err(|error| (from.start, error))?;
+        let length = length_of(from);
+        for offset in (0..length).step_by(BOUNCE) {
+            let run = length.saturating_sub(offset).min(BOUNCE);
+            let start = from.start.saturating_add(offset as u64);
+            let place = self.place.as_ptr().expose_provenance() as u64;
+            let copied = copy_to_until(own, &(start..start.saturating_add(run as u64)), place);
+            let whole = match &copied {
+                Ok(()) => run,
+                Err((page, _)) => page.saturating_sub(start) as usize,
+            };
+            let target = pointer(to.saturating_add(offset as u64)).cast();
+            // SAFETY: the caller promises that the target is mapped; the buffer is this object's own.
+            unsafe { copy_pages(self.place.as_ptr(), target, whole) };
+            copied?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own.
+        let _ = unsafe { libc::munmap(self.place.as_ptr().cast(), BOUNCE) };
+    }
+}
+
 /// Reads memory that may vanish or be unreadable, without a fault.
 pub struct Reader {
     pagemap: File,
-    bounce: NonNull<u8>,
+    bounce: Bounce,
 }
 
 impl Reader {
-    /// With a buffer of its own mapping, so that it cannot lie in what is read.
+    /// With a buffer of its own.
     pub fn new() -> io::Result<Reader> {
-        let pagemap = File::open("/proc/self/pagemap")?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
-        let place = unsafe { libc::mmap(ptr::null_mut(), BOUNCE, protection, flags, -1, 0) };
-        match NonNull::new(place.cast::<u8>()) {
-            Some(bounce) if place != libc::MAP_FAILED => Ok(Reader { pagemap, bounce }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(Reader { pagemap: File::open("/proc/self/pagemap")?, bounce: Bounce::new()? })
     }
 
     /// Copies all pages of a range, whatever backs them, to zeroed pages at `to`, which is mapped for good.
@@ -105,7 +152,8 @@ impl Reader {
     }
 
     fn copy_run(&self, from: u64, to: u64, length: usize) -> io::Result<()> {
-        let local = libc::iovec { iov_base: self.bounce.as_ptr().cast(), iov_len: length };
+        let bounce = self.bounce.place.as_ptr();
+        let local = libc::iovec { iov_base: bounce.cast(), iov_len: length };
         let remote = libc::iovec { iov_base: pointer(from), iov_len: length };
         // SAFETY: length is at most the buffer's; what cannot be read of the other side is an error.
         let read = unsafe { between(libc::SYS_process_vm_readv, own_id()?, &local, &remote) }?;
@@ -113,15 +161,8 @@ impl Reader {
             return Err(error(libc::EFAULT));
         }
         // SAFETY: the caller promises that the target is mapped; the buffer is this object's own.
-        unsafe { copy_pages(self.bounce.as_ptr(), pointer(to).cast(), length) };
+        unsafe { copy_pages(bounce, pointer(to).cast(), length) };
         Ok(())
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own.
-        let _ = unsafe { libc::munmap(self.bounce.as_ptr().cast(), BOUNCE) };
     }
 }
 
@@ -161,14 +202,26 @@ pub unsafe fn copy_mapped(from: &Range<u64>, to: u64) {
     unsafe { copy_pages(pointer(from.start).cast::<u8>().cast_const(), pointer(to).cast(), length) };
 }
 
-/// Copies all bytes of mapped pages by address, also zeros.
-///
-/// # Safety
-/// As [`copy_pages`], but for the target's content.
-pub unsafe fn copy_every(from: &Range<u64>, to: u64) {
-    let (source, target) = (pointer(from.start).cast::<u8>().cast_const(), pointer(to).cast::<u8>());
-    // SAFETY: the caller's promise.
-    unsafe { ptr::copy_nonoverlapping(source, target, length_of(from)) };
+/// Copies all bytes of a range, also zeros, to private memory of this library's own. Unreadable memory is an error.
+pub fn copy_every(from: &Range<u64>, to: u64) -> io::Result<()> {
+    copy_every_until(from, to).map_err(|(_, error)| error)
+}
+
+/// The same; an error comes with the page that it is about, before which all is copied.
+pub fn copy_every_until(from: &Range<u64>, to: u64) -> Result<(), (u64, io::Error)> {
+    copy_to_until(own_id().map_err(|error| (from.start, error))?, from, to)
+}
+
+/// mprotect(2): what the application may do with its memory, or this library meanwhile.
+pub fn protect(range: &Range<u64>, access: i32) -> io::Result<()> {
+    // SAFETY: content is not changed, and no Rust object lives in what is adopted or fresh.
+    let done = unsafe { call(libc::SYS_mprotect, [range.start as usize, length_of(range), access as usize]) };
+    done.map(drop).map_err(error)
+}
+
+/// Whether memory with this access can be read.
+pub fn is_readable(access: i32) -> bool {
+    access & libc::PROT_READ != 0
 }
 
 /// Moves a mapping, over what is mapped at its new place.
@@ -245,8 +298,9 @@ pub fn name(range: &Range<u64>, name: &std::ffi::CStr) {
     let _ = unsafe { call(libc::SYS_prctl, arguments) };
 }
 
-/// Copies memory of this process to a process that shares none with it. Unreadable memory is an error.
-pub fn copy_to(process: libc::pid_t, from: &Range<u64>, to: u64) -> io::Result<()> {
+/// Copies memory of this process to a process, to memory that nobody uses yet. Unreadable memory is an error, which comes
+/// with the page that it is about, before which all is copied.
+pub fn copy_to_until(process: libc::pid_t, from: &Range<u64>, to: u64) -> Result<(), (u64, io::Error)> {
     let mut done = 0;
     while done < length_of(from) {
         let at = |start: u64| pointer(start.saturating_add(done as u64));
@@ -254,10 +308,16 @@ pub fn copy_to(process: libc::pid_t, from: &Range<u64>, to: u64) -> io::Result<(
         let local = libc::iovec { iov_base: at(from.start), iov_len: length };
         let remote = libc::iovec { iov_base: at(to), iov_len: length };
         // SAFETY: this process's memory is only read, and by the kernel.
-        match unsafe { between(libc::SYS_process_vm_writev, process, &local, &remote) }? {
-            0 => return Err(error(libc::EFAULT)),
-            written => done = done.saturating_add(written),
-        }
+        let why = match unsafe { between(libc::SYS_process_vm_writev, process, &local, &remote) } {
+            Ok(written) if written > 0 => {
+                done = done.saturating_add(written);
+                continue;
+            }
+            Ok(_) => error(libc::EFAULT),
+            Err(error) => error,
+        };
+        let page = done.saturating_sub(done % PAGE) as u64;
+        return Err((from.start.saturating_add(page), why));
     }
     Ok(())
 }

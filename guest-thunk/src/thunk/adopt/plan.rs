@@ -90,7 +90,7 @@ unsafe fn carry_out(moves: &[Move]) -> io::Result<()> {
 }
 
 /// Where a reservation was that a move has taken away; nothing where anything is mapped.
-fn reserve(start: u64, length: u64) {
+pub fn reserve(start: u64, length: u64) {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let arguments =
         [start as usize, length as usize, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];

@@ -10,10 +10,10 @@ use hsakmt_abi::status::HsakmtStatus;
 use virtio_kfd_protocol::GuestVa;
 
 use super::maps::{self, Character, FilePlace, Later};
-use super::pages::{self, Reader};
+use super::pages::{self, Bounce, READ_WRITE, Reader};
 use super::stop::Stopped;
 use super::tracer::CannotStop;
-use super::{Segment, fault, system, variables};
+use super::{Segment, fault, plan, system, variables};
 use crate::client::Client;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::refusal::{Level, Outcome, Refusal, say};
@@ -210,9 +210,9 @@ fn undo(range: &Range<u64>, staging: u64, parts: &[(Range<u64>, FilePlace)]) {
 /// Puts fresh private memory with the same content in place of what is left of a segment. After an error it is as it was.
 pub fn give_back(segment: &mut Segment) -> Result<(), String> {
     let areas = maps::areas(&segment.range).map_err(|error| format!("/proc/self/maps: {error}"))?;
-    let intact: Vec<Range<u64>> = segment.intact(&areas, &segment.range).collect();
+    let intact: Vec<_> = segment.intact_areas(&areas, &segment.range).collect();
     let whole = segment.range.end.saturating_sub(segment.range.start);
-    let left: u64 = intact.iter().map(|piece| piece.end.saturating_sub(piece.start)).sum();
+    let left: u64 = intact.iter().map(|(piece, _)| piece.end.saturating_sub(piece.start)).sum();
     match &segment.kept {
         Some(kept) => variables::put_back(segment, kept, &intact)?,
         None if intact.is_empty() => {}
@@ -276,53 +276,86 @@ impl Dress {
     }
 }
 
-fn replace(segment: &Segment, intact: &[Range<u64>]) -> Result<(), String> {
+/// Each piece with what the application may do with it.
+fn replace(segment: &Segment, intact: &[(Range<u64>, i32)]) -> Result<(), String> {
     let Segment { range, character, .. } = segment;
     let aside = Reservation::new(range.end.saturating_sub(range.start), page_size(), 0, (0, u64::MAX));
     let aside = aside.map_err(|error| format!("addresses: {error}"))?;
     let dress = Dress::of(character);
-    let expected: Vec<_> =
-        intact.iter().filter_map(|piece| Some((piece.clone(), segment.place_of(piece)?))).collect();
+    let expected = intact
+        .iter()
+        .filter_map(|(piece, access)| Some((piece.clone(), (segment.place_of(piece)?, *access))));
+    let expected: Vec<_> = expected.collect();
     let later = Later::open().map_err(|error| format!("/proc/self/maps: {error}"))?;
+    let bounce = Bounce::new().map_err(|error| format!("a buffer: {error}"))?;
     // No allocation, no lock: everything is stopped.
     let stopped = Stopped::new(&(0..0)).map_err(|why| why.to_string())?;
     // From here to the drop of `stopped`: no allocation, no lock.
-    let outcome = exchange_back(&later, &expected, intact, range, aside.start(), &dress);
+    let outcome = match is_as_expected(&later, &expected) {
+        Ok(()) => exchange_back(&bounce, intact, range, aside.start(), &dress),
+        changed => changed,
+    };
     drop(stopped);
     outcome.map_err(|error| format!("the exchange of pages: {error}"))
 }
 
+/// That pieces of a segment are what they were when they were looked at. Until everything stopped, another thread may have
+/// mapped something else there, which is nobody's to replace, or have changed what may be done with it.
+pub fn is_as_expected(later: &Later, expected: &[(Range<u64>, (FilePlace, i32))]) -> std::io::Result<()> {
+    let here = |(place, access): &(FilePlace, i32), piece: &Range<u64>, line: &maps::Line, at: u64| {
+        line.access() == *access && line.has(place, at, at.saturating_sub(piece.start))
+    };
+    if later.fits(expected, here)? { Ok(()) } else { Err(changed()) }
+}
+
+/// After an error each piece is as it was, or has been given back.
 fn exchange_back(
-    later: &Later,
-    expected: &[(Range<u64>, FilePlace)],
-    intact: &[Range<u64>],
+    bounce: &Bounce,
+    intact: &[(Range<u64>, i32)],
     range: &Range<u64>,
     aside: u64,
     dress: &Dress,
 ) -> std::io::Result<()> {
-    // Until it stopped, another thread may have mapped something else there: that is nobody's to replace.
-    let here = |place: &FilePlace, piece: &Range<u64>, line: &maps::Line, at: u64| {
-        line.has(place, at, at.saturating_sub(piece.start))
-    };
-    if !later.fits(expected, here)? {
-        return Err(changed());
-    }
-    for piece in intact {
+    for (piece, access) in intact {
+        // The list may lie in the piece itself, if that is of the heap.
+        let (piece, access) = (piece.clone(), *access);
         let relative = piece.start.saturating_sub(range.start)..piece.end.saturating_sub(range.start);
         let away = shifted(&relative, aside);
-        // SAFETY: the piece is the blob's mapping, and the new place is the caller's reservation.
-        unsafe { pages::move_over(piece, away.start) }?;
-        let length = piece.end.saturating_sub(piece.start);
-        if let Err(error) = pages::map_fresh(Some(piece.start), length, dress.no_reserve) {
-            // SAFETY: back to where it was, which is free.
-            let _ = unsafe { pages::move_over(&away, piece.start) };
-            return Err(error);
+        if !pages::is_readable(access) {
+            pages::protect(&piece, READ_WRITE)?;
         }
-        dress.put_on(piece);
-        // SAFETY: both are mapped: the blob beside, and the fresh memory.
-        unsafe { pages::copy_mapped(&away, piece.start) };
+        // SAFETY: the piece is the blob's mapping, and the new place is the caller's reservation.
+        let moved = unsafe { pages::move_over(&piece, away.start) };
+        let is_moved = moved.is_ok();
+        let Err(error) = moved.and_then(|()| fill_fresh(bounce, &piece, &away, access, dress)) else {
+            continue;
+        };
+        if is_moved {
+            // SAFETY: back to where it was: nothing is there, or the fresh memory of above.
+            let _ = unsafe { pages::move_over(&away, piece.start) };
+        }
+        plan::reserve(away.start, away.end.saturating_sub(away.start));
+        if !pages::is_readable(access) {
+            let _ = pages::protect(&piece, access);
+        }
+        return Err(error);
     }
     Ok(())
+}
+
+/// Fresh memory in place of a piece that lies away, with its content and this access.
+fn fill_fresh(
+    bounce: &Bounce,
+    piece: &Range<u64>,
+    away: &Range<u64>,
+    access: i32,
+    dress: &Dress,
+) -> std::io::Result<()> {
+    let length = piece.end.saturating_sub(piece.start);
+    pages::map_fresh(Some(piece.start), length, dress.no_reserve)?;
+    dress.put_on(piece);
+    bounce.copy(away, piece.start)?;
+    if access == READ_WRITE { Ok(()) } else { pages::protect(piece, access) }
 }
 
 #[cfg(test)]
@@ -395,7 +428,7 @@ mod tests {
             kept: None,
             uses: 0,
         };
-        let error = replace(&segment, std::slice::from_ref(&range)).unwrap_err();
+        let error = replace(&segment, &[(range.clone(), READ_WRITE)]).unwrap_err();
         assert!(error.contains("os error 11"), "{error}");
         assert_eq!(first_and_last(&range), (5, 5));
         // A replacement would have been left out of core dumps, as the segment's memory was.
@@ -421,6 +454,65 @@ mod tests {
         assert_eq!(areas.first().map(|area| area.permissions.as_str()), Some("r--p"));
         pages::unmap(start, 2 * page).unwrap();
         pages::unmap(staging, 2 * page).unwrap();
+    }
+
+    /// Pages that are shared, as a blob's are, each filled with its number from 1 on, and with this access.
+    fn blob_with(access: &[i32]) -> (Range<u64>, Vec<(Range<u64>, i32)>) {
+        let page = page_size();
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let length = page * access.len() as u64;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length as usize, READ_WRITE, flags, -1, 0) };
+        let start = start.expose_provenance() as u64;
+        let piece = |(number, access): (usize, &i32)| {
+            let at = start + number as u64 * page;
+            fill(&(at..at + page), number as u8 + 1);
+            pages::protect(&(at..at + page), *access).unwrap();
+            (at..at + page, *access)
+        };
+        let pieces = access.iter().enumerate().map(piece).collect();
+        (start..start + length, pieces)
+    }
+
+    fn permissions(range: &Range<u64>) -> Vec<String> {
+        let page = page_size();
+        let areas = maps::areas(range).unwrap();
+        let at = |at: u64| areas.iter().find(|area| area.start <= at && at < area.end).unwrap();
+        (range.start..range.end).step_by(page as usize).map(|it| at(it).permissions.clone()).collect()
+    }
+
+    /// What mprotect(2) has taken away is not in the way of what gives memory back, and comes back with it.
+    #[test]
+    fn access_is_given_back_as_the_application_has_set_it() {
+        let (none, read) = (libc::PROT_NONE, libc::PROT_READ);
+        let (range, pieces) = blob_with(&[READ_WRITE, none, read, none]);
+        let aside = pages::map_fresh(None, range.end - range.start, false).unwrap();
+        let (bounce, dress) = (Bounce::new().unwrap(), Dress::of(&Character::default()));
+        exchange_back(&bounce, &pieces, &range, aside, &dress).unwrap();
+        assert_eq!(permissions(&range), ["rw-p", "---p", "r--p", "---p"]);
+        pages::protect(&range, READ_WRITE).unwrap();
+        for (number, (piece, _)) in pieces.iter().enumerate() {
+            assert_eq!(first_and_last(piece), (number as u8 + 1, number as u8 + 1));
+        }
+        pages::unmap(range.start, range.end - range.start).unwrap();
+        pages::unmap(aside, range.end - range.start).unwrap();
+    }
+
+    #[test]
+    fn a_piece_that_cannot_be_given_back_stays_what_it_is() {
+        // The kernel knows no such access, so that the last step fails.
+        let unknown = 1 << 12;
+        let (range, mut pieces) = blob_with(&[READ_WRITE, libc::PROT_READ]);
+        pieces[1].1 |= unknown;
+        let aside = pages::map_fresh(None, range.end - range.start, false).unwrap();
+        let (bounce, dress) = (Bounce::new().unwrap(), Dress::of(&Character::default()));
+        let error = exchange_back(&bounce, &pieces, &range, aside, &dress).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(permissions(&range), ["rw-p", "r--s"], "the first was given back before");
+        assert_eq!((first_and_last(&pieces[0].0), first_and_last(&pieces[1].0)), ((1, 1), (2, 2)));
+        assert!(pages::is_mapped(&(aside..aside + range.end - range.start)), "the reservation is there");
+        pages::unmap(range.start, range.end - range.start).unwrap();
+        pages::unmap(aside, range.end - range.start).unwrap();
     }
 
     #[test]

@@ -11,11 +11,12 @@
 use std::io;
 use std::ops::Range;
 
+use super::child::{Copied, Copies};
 use super::maps::{self, FilePlace, Fit, Later, Unfit, Vetted};
-use super::pages::{self, Reader};
+use super::pages::{self, Bounce, READ_WRITE, Reader};
 use super::plan::Plan;
 use super::stop::while_all_stopped;
-use super::swap::{Prepared, cannot_stop, changed, prepare, shifted};
+use super::swap::{Prepared, cannot_stop, changed, is_as_expected, prepare, shifted};
 use super::tracer::Obstacle;
 use super::{Segment, child, system, unfit};
 use crate::client::Client;
@@ -37,16 +38,16 @@ fn length(range: &Range<u64>) -> u64 {
 }
 
 impl Kept {
-    /// Cuts pieces of the segment where one mapping ends and the next begins: only one can be moved at a time. With the
-    /// address of the mapping that was there.
-    pub fn cut(&self, segment: &Range<u64>, pieces: &[Range<u64>]) -> Vec<(Range<u64>, u64)> {
-        let each = |piece: &Range<u64>| {
-            let piece = piece.clone();
+    /// Cuts pieces of the segment, which come with what may be done with them, where one mapping ends and the next
+    /// begins: only one can be moved at a time. With the address of the mapping that was there.
+    pub fn cut(&self, segment: &Range<u64>, pieces: &[(Range<u64>, i32)]) -> Copies {
+        let each = |(piece, access): &(Range<u64>, i32)| {
+            let (piece, access) = (piece.clone(), *access);
             self.pieces.iter().filter_map(move |kept| {
                 let kept = shifted(kept, segment.start);
                 let both = kept.start.max(piece.start)..kept.end.min(piece.end);
-                let aside = both.start.checked_sub(segment.start)?.saturating_add(self.start);
-                (both.start < both.end).then_some((both, aside))
+                let place = both.start.checked_sub(segment.start)?.saturating_add(self.start);
+                (both.start < both.end).then_some(Copied { range: both, place, access, filled: false })
             })
         };
         pieces.iter().flat_map(each).collect()
@@ -61,9 +62,9 @@ impl Kept {
     }
 
     /// Frees pages that were filled for a child.
-    pub fn empty_all(copies: &[(Range<u64>, u64)]) {
-        for (range, aside) in copies {
-            let _ = pages::advise(&(*aside..aside.saturating_add(length(range))), libc::MADV_DONTNEED);
+    pub fn empty_all(copies: &[Copied]) {
+        for copied in copies {
+            let _ = pages::advise(&copied.aside(), libc::MADV_DONTNEED);
         }
     }
 }
@@ -166,37 +167,30 @@ fn plan_of(
 }
 
 /// Puts what was there back in place of what is left of a segment, with the content of now. After an error it is as it was.
-pub fn put_back(segment: &Segment, kept: &Kept, intact: &[Range<u64>]) -> Result<(), String> {
+/// Each piece comes with what the application may do with it.
+pub fn put_back(segment: &Segment, kept: &Kept, intact: &[(Range<u64>, i32)]) -> Result<(), String> {
     let pieces = kept.cut(&segment.range, intact);
     if !pieces.is_empty() {
         let temporary = Reservation::new(length(&segment.range), page_size(), 0, (0, u64::MAX));
         let temporary = temporary.map_err(|error| format!("addresses: {error}"))?;
-        let expected = pieces.iter().filter_map(|(piece, _)| Some((piece.clone(), segment.place_of(piece)?)));
+        let expected = pieces
+            .iter()
+            .filter_map(|it| Some((it.range.clone(), (segment.place_of(&it.range)?, it.access))));
         let expected: Vec<_> = expected.collect();
+        let bounce = Bounce::new().map_err(|error| format!("a buffer: {error}"))?;
         let later = Later::open().map_err(|error| format!("/proc/self/maps: {error}"))?;
         let plan = plan_back(&pieces, segment.range.start, temporary.start());
         let plan = plan.map_err(|error| format!("memory for a plan: {error}"))?;
         let of_file = kept.of_file;
         // Everything is stopped. From the first move on nothing of this function may be used but the plan.
         let work = || {
-            // Until it stopped, another thread may have mapped something else there: that is nobody's to replace.
-            let here = |place: &FilePlace, piece: &Range<u64>, line: &maps::Line, at: u64| {
-                line.has(place, at, at.saturating_sub(piece.start))
-            };
-            if !later.fits(&expected, here)? {
-                return Err(changed());
-            }
-            for (piece, aside) in &pieces {
-                if of_file {
-                    // SAFETY: both are mapped: the blob in place, and what was there before, aside.
-                    unsafe { pages::copy_every(piece, *aside) };
-                } else {
-                    // SAFETY: as above, and the latter is empty.
-                    unsafe { pages::copy_mapped(piece, *aside) };
-                }
-            }
+            is_as_expected(&later, &expected)?;
             // SAFETY: the blob's mapping and what is aside are this library's, and nobody runs.
-            unsafe { plan.carry_out() }
+            let done = fill_aside(&bounce, &pieces, of_file).and_then(|()| unsafe { plan.carry_out() });
+            if done.is_err() {
+                close_again(&pieces);
+            }
+            done
         };
         match while_all_stopped(&(0..0), &work) {
             Ok(Ok(())) => {}
@@ -214,20 +208,48 @@ pub fn put_back(segment: &Segment, kept: &Kept, intact: &[Range<u64>]) -> Result
         }
     }
     // What the application has unmapped is still aside.
-    for (rest, aside) in kept.cut(&segment.range, &without(&segment.range, &pieces)) {
-        let _ = pages::unmap(aside, length(&rest));
+    for rest in kept.cut(&segment.range, &without(&segment.range, &pieces)) {
+        let _ = pages::unmap(rest.place, length(&rest.range));
     }
     Ok(())
 }
 
+/// Fills what was there before with the content of now, and gives it the access of now. Everything is stopped.
+fn fill_aside(bounce: &Bounce, pieces: &[Copied], of_file: bool) -> io::Result<()> {
+    for it in pieces {
+        if !pages::is_readable(it.access) {
+            pages::protect(&it.range, READ_WRITE)?;
+        }
+        if of_file {
+            pages::copy_every(&it.range, it.place)?;
+        } else {
+            bounce.copy(&it.range, it.place)?;
+        }
+        if it.access != READ_WRITE {
+            pages::protect(&it.aside(), it.access)?;
+        }
+    }
+    Ok(())
+}
+
+/// Undoes what that has done to access.
+fn close_again(pieces: &[Copied]) {
+    for it in pieces.iter().filter(|it| it.access != READ_WRITE) {
+        let _ = pages::protect(&it.aside(), READ_WRITE);
+        if !pages::is_readable(it.access) {
+            let _ = pages::protect(&it.range, it.access);
+        }
+    }
+}
+
 /// What of a range lies in no piece. The pieces are in order.
-fn without(range: &Range<u64>, pieces: &[(Range<u64>, u64)]) -> Vec<Range<u64>> {
+fn without(range: &Range<u64>, pieces: &[Copied]) -> Vec<(Range<u64>, i32)> {
     let mut next = range.start;
     let mut rest = Vec::new();
     let ends = std::iter::once(range.end..range.end);
-    for piece in pieces.iter().map(|(piece, _)| piece.clone()).chain(ends) {
+    for piece in pieces.iter().map(|it| it.range.clone()).chain(ends) {
         if next < piece.start {
-            rest.push(next..piece.start);
+            rest.push((next..piece.start, READ_WRITE));
         }
         next = piece.end;
     }
@@ -235,11 +257,11 @@ fn without(range: &Range<u64>, pieces: &[(Range<u64>, u64)]) -> Vec<Range<u64>> 
 }
 
 /// The blob moved away, and what was there before moved back, piece by piece.
-fn plan_back(pieces: &[(Range<u64>, u64)], range: u64, temporary: u64) -> io::Result<Plan> {
+fn plan_back(pieces: &[Copied], range: u64, temporary: u64) -> io::Result<Plan> {
     let mut plan = Plan::new(pieces.len().saturating_mul(2))?;
-    for (piece, aside) in pieces {
-        plan.push(piece, piece.start.saturating_sub(range).saturating_add(temporary))?;
-        plan.push(&(*aside..aside.saturating_add(length(piece))), piece.start)?;
+    for it in pieces {
+        plan.push(&it.range, it.range.start.saturating_sub(range).saturating_add(temporary))?;
+        plan.push(&it.aside(), it.range.start)?;
     }
     Ok(plan)
 }
@@ -300,13 +322,21 @@ mod tests {
     fn pieces_are_cut_where_mappings_end() {
         let kept = Kept { start: 0x90000, pieces: vec![0..0x2000, 0x2000..0x5000], of_file: true };
         let range = 0x10000..0x15000;
+        let copied = |range, place, access| Copied { range, place, access, filled: false };
         assert_eq!(
-            kept.cut(&range, &[0x11000..0x13000, 0x14000..0x15000]),
-            [(0x11000..0x12000, 0x91000), (0x12000..0x13000, 0x92000), (0x14000..0x15000, 0x94000)]
+            kept.cut(&range, &[(0x11000..0x13000, READ_WRITE), (0x14000..0x15000, libc::PROT_NONE)]),
+            [
+                copied(0x11000..0x12000, 0x91000, READ_WRITE),
+                copied(0x12000..0x13000, 0x92000, READ_WRITE),
+                copied(0x14000..0x15000, 0x94000, libc::PROT_NONE)
+            ]
         );
-        let pieces = kept.cut(&range, std::slice::from_ref(&(0x11000..0x13000)));
-        assert_eq!(without(&range, &pieces), [0x10000..0x11000, 0x13000..0x15000]);
-        assert_eq!(without(&range, &[]), std::slice::from_ref(&range));
+        let pieces = kept.cut(&range, &[(0x11000..0x13000, libc::PROT_READ)]);
+        assert_eq!(
+            without(&range, &pieces),
+            [(0x10000..0x11000, READ_WRITE), (0x13000..0x15000, READ_WRITE)]
+        );
+        assert_eq!(without(&range, &[]), [(range, READ_WRITE)]);
     }
 
     #[test]

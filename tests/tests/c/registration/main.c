@@ -209,6 +209,8 @@ int main(int count, char **arguments) {
         heap(rounds);
     else if (!strcmp(what, "replaced"))
         replaced();
+    else if (!strcmp(what, "access"))
+        access_taken(rounds);
     else if (!strcmp(what, "sizes"))
         sizes(count > 2 ? atoi(arguments[2]) : 256);
     else if (!strcmp(what, "unfit"))

@@ -1,7 +1,7 @@
 // Memory of the application that is registered and given back while it is in use: nothing that threads write and nothing
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
-// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | sizes [MIB] | unfit HOW | refused | bench
+// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | access ROUNDS | sizes [MIB] | unfit HOW | refused | bench
 // And with VIRTIO_KFD_REGISTER=adopt-variables: locals ROUNDS | growth | data ROUNDS | children ROUNDS | ends ROUNDS
 #ifndef PARTS_H
 #define PARTS_H
@@ -46,6 +46,7 @@ bool is_private(char *address);
 void storm(int rounds);
 void replaced(void);
 void unfit(const char *hold);
+void access_taken(int rounds);
 void locals(int rounds);
 void growth(void);
 void program_data(int rounds);
