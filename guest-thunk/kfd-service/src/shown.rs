@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use guest_thunk::client::Client;
+use guest_thunk::thunk::adopt::maps::{Area, FilePlace, areas};
 use guest_thunk::thunk::lock::lock;
 use guest_thunk::thunk::refusal::{Level, say};
 use guest_thunk::thunk::userfault::{MOVES, Mode, Userfault};
@@ -38,8 +39,17 @@ struct Range {
     /// `PROT_*`.
     protection: i32,
     buffer: Arc<Buffer>,
-    /// The blob is mapped there. Otherwise accesses wait.
-    mapped: bool,
+    /// Where in its file the blob is that is mapped there. Otherwise accesses wait.
+    mapped: Option<FilePlace>,
+}
+
+/// What is left of a range's mapping: the program unmaps without a word.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    All,
+    /// Perhaps.
+    Some,
+    None,
 }
 
 #[derive(Default)]
@@ -69,17 +79,17 @@ impl Shown {
     ) -> Result<()> {
         let mut ranges = lock(&self.ranges);
         ranges.forget(at, length);
-        let mut range = Range { length, protection, buffer: Arc::clone(buffer), mapped: false };
+        let mut range = Range { length, protection, buffer: Arc::clone(buffer), mapped: None };
         let enough = ranges.mapped.len() >= MOST;
         if !enough || self.faults(client).is_none() {
             match range.map(client, at) {
-                Ok(()) => range.mapped = true,
+                Ok(()) => {}
                 Err(error) if self.faults(client).is_none() => return Err(error),
                 // The VMM has no more maps for this process: later, in place of another one.
                 Err(_) => {}
             }
         }
-        if range.mapped {
+        if range.mapped.is_some() {
             ranges.mapped.push_back(at);
         } else {
             let faults = self.faults(client).ok_or(Errno::ENOMEM)?;
@@ -97,7 +107,7 @@ impl Shown {
         let gone: Vec<(u64, Range)> = gone.collect();
         for (at, range) in gone {
             ranges.mapped.retain(|other| *other != at);
-            if let (false, Some(Some(faults))) = (range.mapped, self.faults.get()) {
+            if let (None, Some(Some(faults))) = (range.mapped, self.faults.get()) {
                 // The program may have unmapped it.
                 let _ = faults.unregister(at, range.length);
                 let _ = faults.wake(at, range.length);
@@ -144,7 +154,7 @@ impl Ranges {
 
     /// Maps a range that somebody waits at.
     fn bring(&mut self, client: &Client, faults: &Userfault, at: u64) {
-        if self.all.get(&at).is_none_or(|range| range.mapped) {
+        if self.all.get(&at).is_none_or(|range| range.mapped.is_some()) {
             return;
         }
         if self.mapped.len() >= MOST {
@@ -153,10 +163,7 @@ impl Ranges {
         loop {
             let Some(range) = self.all.get_mut(&at) else { return };
             match range.map(client, at) {
-                Ok(()) => {
-                    range.mapped = true;
-                    return self.mapped.push_back(at);
-                }
+                Ok(()) => return self.mapped.push_back(at),
                 Err(_) if self.take_away(faults) => {}
                 Err(_) => break,
             }
@@ -174,12 +181,26 @@ impl Ranges {
         for _ in 0..self.mapped.len() {
             let Some(at) = self.mapped.pop_front() else { return false };
             let Some(range) = self.all.get_mut(&at) else { continue };
-            if range.buffer.is_exported() || range.hide(faults, at).is_err() {
+            if range.buffer.is_exported() {
                 self.mapped.push_back(at);
                 continue;
             }
-            range.mapped = false;
-            if let Memory::Vram(part) = &range.buffer.memory {
+            let buffer = Arc::clone(&range.buffer);
+            match range.left(at) {
+                Left::All if range.hide(faults, at).is_err() => {
+                    self.mapped.push_back(at);
+                    continue;
+                }
+                Left::All => {}
+                // By now something else of the program's may be there.
+                Left::None => drop(self.all.remove(&at)),
+                // It stays as it is.
+                Left::Some => {
+                    self.all.remove(&at);
+                    continue;
+                }
+            }
+            if let Memory::Vram(part) = &buffer.memory {
                 part.forget_blob();
             }
             return true;
@@ -190,32 +211,45 @@ impl Ranges {
 
 impl Range {
     /// Maps the blob.
-    fn map(&self, client: &Client, at: u64) -> Result<()> {
+    fn map(&mut self, client: &Client, at: u64) -> Result<()> {
         let Memory::Vram(part) = &self.buffer.memory else { return Err(Errno::EINVAL) };
         let mapped = part
             .blob(client)
             .map_err(|refusal| refused(&refusal, Errno::ENOMEM))
             .and_then(|blob| blob.map_fixed(GuestVa(at), self.length, self.protection).map_err(transport));
         match mapped {
-            Ok(()) => keep_from_children(at, self.length),
+            Ok(()) => {
+                keep_from_children(at, self.length);
+                let place =
+                    areas(&self.addresses(at)).ok().and_then(|areas| Some(areas.first()?.file_at(at)));
+                self.mapped = Some(place.unwrap_or_default());
+            }
             // With virtgpu one that could not be mapped never can.
             Err(_) => part.forget_blob(),
         }
         mapped
     }
 
+    fn addresses(&self, at: u64) -> std::ops::Range<u64> {
+        at..at.saturating_add(self.length)
+    }
+
+    /// What is left of the mapping of the blob.
+    fn left(&self, at: u64) -> Left {
+        let range = self.addresses(at);
+        match (&self.mapped, areas(&range)) {
+            (Some(place), Ok(areas)) if place.inode != 0 => left(&areas, place, &range),
+            _ => Left::Some,
+        }
+    }
+
     /// Lets accesses wait. What is mapped there goes, in one step: the new range is made elsewhere and moved, with its
     /// registration.
-    fn hide(&self, faults: &Userfault, at: u64) -> Result<()> {
+    fn hide(&mut self, faults: &Userfault, at: u64) -> Result<()> {
         let (Ok(place), Ok(length)) = (usize::try_from(at), usize::try_from(self.length)) else {
             return Err(Errno::ENOMEM);
         };
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory.
-        let made = unsafe { libc::mmap(std::ptr::null_mut(), length, self.protection, flags, -1, 0) };
-        if made == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
+        let made = without_pages(length, self.protection)?;
         let start = u64::try_from(made.expose_provenance()).unwrap_or(u64::MAX);
         let registered = faults.register(start, self.length, Mode::Missing);
         let registered = registered.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
@@ -228,7 +262,10 @@ impl Range {
             if moved == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
         });
         match moved {
-            Ok(()) => keep_from_children(at, self.length),
+            Ok(()) => {
+                keep_from_children(at, self.length);
+                self.mapped = None;
+            }
             Err(_) => {
                 // SAFETY: the mapping was made above, and nobody knows of it.
                 let _ = unsafe { libc::munmap(made, length) };
@@ -236,6 +273,46 @@ impl Range {
         }
         moved
     }
+}
+
+/// What is left in a range of the mapping of a file's bytes from `place` on.
+fn left(areas: &[Area], place: &FilePlace, range: &std::ops::Range<u64>) -> Left {
+    let mut end = range.start;
+    for area in areas {
+        let part = area.within(range);
+        if part.start != end || area.file_at(part.start) != place.after(part.start.wrapping_sub(range.start))
+        {
+            break;
+        }
+        end = part.end;
+    }
+    let is_of_file = |area: &Area| (&area.file.device, area.file.inode) == (&place.device, place.inode);
+    match areas.iter().any(is_of_file) {
+        _ if end == range.end => Left::All,
+        true => Left::Some,
+        false => Left::None,
+    }
+}
+
+/// Private memory without any page at an address that the kernel chooses, also where the program has all of its memory locked
+/// (mlockall(2)): what can be accessed gets pages at once there, and nobody would wait.
+fn without_pages(length: usize, protection: i32) -> Result<*mut libc::c_void> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel chooses touches no memory.
+    let made = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+    if made == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    // SAFETY: the mapping was made above. To unlock changes no memory.
+    let unlocked = unsafe { libc::munlock(made, length) };
+    // SAFETY: the mapping was made above, and nobody else knows of it.
+    if unlocked == 0 && unsafe { libc::mprotect(made, length, protection) } == 0 {
+        return Ok(made);
+    }
+    let error = Errno::last();
+    // SAFETY: as above.
+    let _ = unsafe { libc::munmap(made, length) };
+    Err(error)
 }
 
 /// Makes the userfaultfd, and the threads that serve it.
@@ -292,5 +369,75 @@ fn serve(shown: &Shown, client: &Client, faults: &Userfault, addresses: &Receive
     let _bypass = Bypass::enter();
     while let Ok(address) = addresses.recv() {
         shown.serve(client, faults, address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = crate::buffers::PAGE;
+
+    fn area(pages: std::ops::Range<u64>, inode: u64, page: u64) -> Area {
+        let (start, end) = (pages.start * PAGE, pages.end * PAGE);
+        let file = FilePlace { device: "00:06".to_owned(), inode, offset: page * PAGE };
+        Area {
+            start,
+            end,
+            permissions: "rw-s".to_owned(),
+            file,
+            name: String::new(),
+            flags: Vec::new(),
+            key: 0,
+        }
+    }
+
+    #[test]
+    fn what_the_program_unmapped_is_seen() {
+        let (place, range) = (area(0..1, 7, 50).file, 10 * PAGE..14 * PAGE);
+        let of = |areas: &[Area]| left(areas, &place, &range);
+        assert_eq!(of(&[area(10..14, 7, 50)]), Left::All);
+        // Of one that has grown together with its neighbours, and one that mprotect has divided.
+        assert_eq!(of(&[area(8..20, 7, 48)]), Left::All);
+        assert_eq!(of(&[area(10..11, 7, 50), area(11..14, 7, 51)]), Left::All);
+        assert_eq!(of(&[]), Left::None);
+        assert_eq!(of(&[area(10..14, 0, 0)]), Left::None, "the program's own memory");
+        assert_eq!(of(&[area(10..14, 8, 50)]), Left::None, "another file");
+        assert_eq!(of(&[area(10..14, 7, 90)]), Left::Some, "another buffer");
+        assert_eq!(of(&[area(10..12, 7, 50)]), Left::Some);
+        assert_eq!(of(&[area(11..14, 7, 51)]), Left::Some);
+        assert_eq!(of(&[area(10..11, 7, 50), area(11..12, 0, 0), area(12..14, 7, 52)]), Left::Some);
+    }
+
+    #[test]
+    fn memory_that_is_to_wait_has_no_pages_where_all_is_locked() {
+        const LENGTH: usize = 16 * PAGE as usize;
+        let resident = |made: *mut libc::c_void| {
+            let mut pages = [0u8; 16];
+            // SAFETY: a byte for each page of the mapping.
+            assert_eq!(unsafe { libc::mincore(made, LENGTH, pages.as_mut_ptr()) }, 0);
+            pages.iter().filter(|page| **page & 1 != 0).count()
+        };
+        // SAFETY: no memory is changed.
+        if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+            println!("SKIP: mlockall: {}", Errno::last());
+            return;
+        }
+        let made = without_pages(LENGTH, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let plain = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, libc::PROT_READ, flags, -1, 0) };
+        // SAFETY: no memory is changed.
+        assert_eq!(unsafe { libc::munlockall() }, 0);
+        assert_ne!(plain, libc::MAP_FAILED);
+        assert_eq!(resident(plain), 16, "mlockall(2): future mappings have all pages");
+        let made = made.unwrap();
+        assert_eq!(resident(made), 0);
+        // SAFETY: the mapping is this test's own, and can be written.
+        unsafe { made.cast::<u8>().write_volatile(1) };
+        for mapping in [made, plain] {
+            // SAFETY: the mappings are this test's own.
+            assert_eq!(unsafe { libc::munmap(mapping, LENGTH) }, 0);
+        }
     }
 }
