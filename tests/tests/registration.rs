@@ -52,6 +52,7 @@ const OF_VARIABLES: &[Part<'_>] = &[
     (&["data", "40"], "data: nothing is lost\n"),
     (&["children", "20"], "children: they have stacks of their own\n"),
     (&["ends", "50"], "ends: stacks are used again\n"),
+    (&["threads", "10"], "threads: what is theirs alone stays so\n"),
 ];
 
 /// Environment variable: rounds of `locals` in place of 150; the full measure is 5000.

@@ -27,6 +27,7 @@ pub mod maps;
 mod pages;
 mod patience;
 mod plan;
+mod rseq;
 mod signals;
 mod stop;
 mod swap;

@@ -143,7 +143,9 @@ mod x86 {
         let Some(copies) = (unsafe { arena.task.load(Ordering::Relaxed).cast::<Copies>().as_ref() }) else {
             return;
         };
-        if put_right(child, copies).is_err() {
+        if let Err(error) = put_right(child, copies) {
+            // The forking thread tells of it.
+            arena.outcome.store(error.raw_os_error().unwrap_or(libc::EIO), Ordering::Relaxed);
             // SAFETY: no pointer.
             let _ = unsafe { call(libc::SYS_kill, [number, libc::SIGKILL as usize]) };
         }
@@ -224,20 +226,36 @@ mod x86 {
         set_registers(child, &asking)?;
         // The first stop is before the call, the second behind it.
         for _ in 0..2 {
-            loop {
-                match ptrace(libc::PTRACE_SYSCALL, child, 0) {
-                    0 => {}
-                    errno => return Err(error(errno)),
-                }
-                let News::Stopped(status) = wait(child, 0) else { return Err(error(libc::ESRCH)) };
-                match libc::WSTOPSIG(status) {
-                    SYSCALL_STOP => break,
-                    other if status >> 16 == 0 => *signal = other.unsigned_abs() as usize,
-                    _ => {}
-                }
-            }
+            go_on_to_call(child, signal)?;
         }
         registers(child).map(|registers| registers.rax)
+    }
+
+    /// Most other stops of a child on its way to one for a system call. It is new, and nobody should know it.
+    const MOST_STOPS: usize = 1000;
+
+    /// Lets a stopped process run to its next stop for a system call.
+    fn go_on_to_call(child: libc::pid_t, signal: &mut usize) -> io::Result<()> {
+        for _ in 0..MOST_STOPS {
+            match ptrace(libc::PTRACE_SYSCALL, child, 0) {
+                0 => {}
+                errno => return Err(error(errno)),
+            }
+            let News::Stopped(status) = wait(child, 0) else { return Err(error(libc::ESRCH)) };
+            match libc::WSTOPSIG(status) {
+                SYSCALL_STOP => return Ok(()),
+                // It cannot go on: it would fault again, without end. So it is where the kernel has nowhere to write what it
+                // writes before a thread runs ([`crate::thunk::adopt::rseq`]).
+                libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
+                    if status >> 16 == 0 =>
+                {
+                    return Err(error(libc::EFAULT));
+                }
+                other if status >> 16 == 0 => *signal = other.unsigned_abs() as usize,
+                _ => {}
+            }
+        }
+        Err(error(libc::EINTR))
     }
 
     /// Where the child makes the system call. It goes no further.

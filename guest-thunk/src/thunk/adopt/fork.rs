@@ -243,6 +243,11 @@ extern "C" fn in_parent() {
     if let Some(Forking { copies, apart, tracer, .. }) = taken() {
         // The table is free again only behind this: there is one tracer at a time.
         let filled = tracer.is_none() || apart.iter().any(|it| it.filled);
+        if let Some(Err(error)) = tracer.as_ref().map(Tracer::outcome) {
+            say(Level::Error, || {
+                format!("fork: the child is killed: its memory could not be put right: {error}")
+            });
+        }
         drop(tracer);
         discard(&copies);
         if filled {

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::patience::Attempts;
+use super::rseq;
 use super::syscall::call;
 use super::tasks::{is_dead, next_thread};
 use super::tracer::{
@@ -57,6 +58,7 @@ pub fn while_all_stopped(avoid: &Range<u64>, work: &Work) -> Result<io::Result<(
 
 fn stop(avoid: &Range<u64>, task: Option<&Task>) -> Result<Tracer, CannotStop> {
     let patience = ATTEMPTS.patience(now()).ok_or(CannotStop { obstacle: Obstacle::Patience, errno: 0 })?;
+    rseq::learn();
     // What moves is not stopped.
     let _alone = Alone::wait();
     let tracer = Tracer::launch(trace, |arena| {
@@ -224,9 +226,9 @@ fn await_stop(arena: &Arena, thread: &Traced, deadline: i64) -> Result<(), Canno
     }
 }
 
-/// Bytes around a thread pointer that are the C library's and the kernel's: below it what the kernel writes for restartable
-/// sequences, above it the library's record of the thread (0x900 bytes in glibc 2.36), with the word whose shared futex tells of the thread's end, which
-/// cannot lie in a blob.
+/// Bytes around a thread pointer that are the C library's: below it the variables that it uses itself, above it its record of
+/// the thread (0x900 bytes in glibc 2.36), with the word whose shared futex tells of the thread's end, which cannot lie in a
+/// blob. What the kernel writes for restartable sequences may be far from it: [`rseq`].
 const BELOW_THREAD_POINTER: u64 = 1024;
 const ABOVE_THREAD_POINTER: u64 = 0x900;
 
@@ -245,7 +247,8 @@ fn check_place(arena: &Arena, id: libc::pid_t) -> Result<(), CannotStop> {
             let runs_here = range.contains(&top) || range.contains(&red);
             let own = registers.fs_base.saturating_sub(BELOW_THREAD_POINTER)
                 ..registers.fs_base.saturating_add(ABOVE_THREAD_POINTER);
-            let has_data = own.start < range.end && range.start < own.end;
+            let sequences = rseq::of_stopped(id, registers.fs_base);
+            let has_data = rseq::touch(&own, &range) || rseq::touch(&sequences, &range);
             if has_data || (runs_here && task(arena).is_none()) {
                 return Err(CannotStop { obstacle: Obstacle::Stack, errno: 0 });
             }

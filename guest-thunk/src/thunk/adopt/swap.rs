@@ -13,7 +13,7 @@ use super::maps::{self, Character, FilePlace, Later};
 use super::pages::{self, Bounce, READ_WRITE, Reader};
 use super::stop::Stopped;
 use super::tracer::CannotStop;
-use super::{Segment, fault, plan, system, variables};
+use super::{Segment, fault, plan, rseq, system, variables};
 use crate::client::Client;
 use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::refusal::{Level, Outcome, Refusal, say};
@@ -77,7 +77,7 @@ pub fn is_in_use_here(range: &Range<u64>) -> bool {
     let stack = stack().unwrap_or_else(|| here.saturating_sub(64 << 10)..here.saturating_add(64 << 10));
     // SAFETY: no argument; the place is the thread's own.
     let errno = unsafe { libc::__errno_location() }.addr() as u64;
-    (stack.start < range.end && range.start < stack.end) || range.contains(&errno)
+    rseq::touch(&stack, range) || range.contains(&errno) || rseq::touch(&rseq::of_this_thread(), range)
 }
 
 /// The calling thread's stack.

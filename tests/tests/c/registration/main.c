@@ -225,6 +225,8 @@ int main(int count, char **arguments) {
         children(rounds);
     else if (!strcmp(what, "ends"))
         ends(rounds);
+    else if (!strcmp(what, "threads"))
+        thread_locals(rounds);
     else if (!strcmp(what, "refused"))
         refused();
     else if (!strcmp(what, "bench"))

@@ -2,7 +2,7 @@
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
 // registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | access ROUNDS | sizes [MIB] | unfit HOW | refused | bench
-// And with VIRTIO_KFD_REGISTER=adopt-variables: locals ROUNDS | growth | data ROUNDS | children ROUNDS | ends ROUNDS
+// And with VIRTIO_KFD_REGISTER=adopt-variables: locals ROUNDS | growth | data ROUNDS | children ROUNDS | ends ROUNDS | threads ROUNDS
 #ifndef PARTS_H
 #define PARTS_H
 
@@ -52,6 +52,7 @@ void growth(void);
 void program_data(int rounds);
 void children(int rounds);
 void ends(int rounds);
+void thread_locals(int rounds);
 // Whether stacks and the program's data are adopted: natively nothing is.
 bool variables_are_adopted(void);
 
