@@ -31,6 +31,8 @@ const PARTS: &[Part<'_>] = &[
     (&["heap", "600"], "heap: malloc goes on\n"),
     (&["replaced"], "replaced: what is the application's stays so\n"),
     (&["access", "12"], "access: it stays as the application set it\n"),
+    (&["descriptors", "4"], "descriptors: none is needed\n"),
+    (&["handlers", "20"], "handlers: nobody waits for ever\n"),
     (&["sizes"], "sizes: up to 256 MiB\n"),
 ];
 
@@ -39,6 +41,8 @@ const SCATTERED: &[Part<'_>] = &[
     (&["storm", "100"], "storm: nothing is lost\n"),
     (&["replaced"], "replaced: what is the application's stays so\n"),
     (&["access", "12"], "access: it stays as the application set it\n"),
+    (&["descriptors", "4"], "descriptors: none is needed\n"),
+    (&["handlers", "20"], "handlers: nobody waits for ever\n"),
     (&["sizes", "16"], "sizes: up to 16 MiB\n"),
 ];
 

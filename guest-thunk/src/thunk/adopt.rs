@@ -22,11 +22,12 @@
 
 mod child;
 mod fault;
-mod fork;
+pub(super) mod fork;
 pub mod maps;
 mod pages;
 mod patience;
 mod plan;
+mod proc;
 mod rseq;
 mod signals;
 mod stop;
@@ -262,8 +263,9 @@ fn adopt(client: &Client, address: u64, size: u64, how: Registration) -> Outcome
         (Some(start), Some(end)) if size > 0 && start > 0 => start..end,
         _ => return Err(Refusal::error(format!("{size:#x} bytes at {address:#x} are no range of memory"))),
     };
-    fork::install();
     let mut table = lock(&TABLE);
+    proc::MAPS.keep().map_err(|error| system("/proc/self/maps", &error))?;
+    proc::TASKS.keep().map_err(|error| system("/proc/self/task", &error))?;
     check_stop()?;
     table.give_back_unused();
     table.forget_replaced(&range)?;

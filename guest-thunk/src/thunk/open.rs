@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, Once, RwLock};
 
 use hsakmt_abi::status::HsakmtStatus;
 
-use super::Thunk;
 use super::lock::{lock, read, write};
 use super::refusal::{Level, Outcome, Refusal, read_level, say};
-use super::settings::Settings;
+use super::settings::{Registration, Settings};
+use super::{Thunk, adopt};
 use crate::client::{Client, ConnectError};
 use crate::transport::TransportError;
 
@@ -121,7 +121,11 @@ pub fn open() -> Outcome<()> {
         let why = format!("the host's KFD has interface version {major}.{minor}, expected 1.x");
         return Err(Refusal::new(HsakmtStatus::DRIVER_MISMATCH, why));
     }
-    let thunk = Arc::new(Thunk::new(client, Settings::from_environment()));
+    let settings = Settings::from_environment();
+    if settings.registration != Registration::Refuse {
+        adopt::fork::install();
+    }
+    let thunk = Arc::new(Thunk::new(client, settings));
     process.client.store(ptr::from_ref(&thunk.client).cast_mut(), Ordering::Release);
     *write(&process.thunk) = Some(thunk);
     *opened = 1;

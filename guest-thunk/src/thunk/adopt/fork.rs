@@ -14,6 +14,10 @@
 //! Where the application has taken access away, the content is copied before the fork while all threads are stopped, and the
 //! child has it with no more access than its parent.
 //!
+//! What cannot be copied, for want of memory or since the mappings cannot be listed, is not for the child (`MADV_DONTFORK`): it
+//! gets a fault there, and changes nothing of its parent's. Without a list the child of a process that has variables adopted is
+//! killed.
+//!
 //! This hangs on `pthread_atfork`: a child of the bare `clone` system call shares the memory with its parent, or has none there.
 #![allow(unsafe_code, reason = "pthread_atfork, and mappings of the child")]
 
@@ -23,13 +27,13 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::child::{self, Copied, Copies};
-use super::maps::{Later, Line};
+use super::maps::{Area, Later, Line};
 use super::pages::{Bounce, READ_WRITE};
 use super::stop::Stopped;
-use super::swap::{Dress, changed};
+use super::swap::{Dress, changed, shifted};
 use super::tracer::Tracer;
 use super::variables::Kept;
-use super::{OVERTAKEN, Overtaken, TABLE, Table, maps, pages};
+use super::{OVERTAKEN, Overtaken, TABLE, Table, maps, pages, proc};
 use crate::thunk::lock::lock;
 use crate::thunk::memory::address::page_size;
 use crate::thunk::refusal::{Level, say};
@@ -40,6 +44,8 @@ struct Forking {
     copies: Copies,
     /// The same of what is not inherited: the copy is what was there before, aside. The box is what the tracer reads.
     apart: Box<Copies>,
+    /// Memory that is not copied, and not inherited for the moment.
+    withheld: Vec<Range<u64>>,
     /// Who puts the latter in place; without it the child does.
     tracer: Option<Tracer>,
     /// Without it the child has no stack to run on.
@@ -52,7 +58,8 @@ thread_local! {
     static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
 }
 
-/// Installs the handlers, once, and before anything that they protect is locked.
+/// Installs the handlers, once, and before anything that they protect is locked: when the library is opened, so that they
+/// come behind those of the application that are installed later, and what these have locked is not waited for.
 pub fn install() {
     // No Once: a child that is forked meanwhile would wait for it for ever.
     static INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -68,24 +75,31 @@ pub fn install() {
 
 extern "C" fn before() {
     // Both stay locked until after the fork: the child must find them whole.
-    let table = lock(&TABLE);
-    let (mut copies, mut apart) = (Copies::new(), Copies::new());
+    let mut table = lock(&TABLE);
+    let (mut copies, mut apart, mut withheld) = (Copies::new(), Copies::new(), Vec::new());
+    let mut doomed = false;
     if !table.segments.is_empty() {
-        match places(&table) {
-            Ok(places) => (copies, apart) = places,
+        match maps::areas(&(0..u64::MAX)) {
+            Ok(areas) => (copies, apart, withheld) = places(&table, &areas),
             Err(error) => {
-                say(Level::Error, || format!("fork: the child does not have what is adopted: {error}"))
+                say(Level::Error, || {
+                    format!("fork: what is adopted cannot be copied: /proc/self/maps: {error}")
+                });
+                (withheld, doomed) = without_list(&mut table);
             }
         }
         if let Err(error) = fill(&mut copies, &mut apart) {
             say(Level::Error, || format!("fork: the child does not have all of what is adopted: {error}"));
         }
-        // The child shares what could not be copied, with the access that its parent has.
-        copies.retain(|it| it.filled || pages::unmap(it.place, length(&it.range)).is_err());
+        withheld.extend(not_copied(&mut copies));
+        doomed |= !withhold(&withheld);
+        if doomed {
+            say(Level::Error, || "fork: the child is killed".to_owned());
+        }
     }
     let mut apart = Box::new(apart);
-    let (mut tracer, mut doomed) = (None, false);
-    if !apart.is_empty() {
+    let mut tracer = None;
+    if !apart.is_empty() && !doomed {
         match child::follow(&apart) {
             Ok(following) => tracer = Some(following),
             Err(why) => {
@@ -97,7 +111,7 @@ extern "C" fn before() {
         }
     }
     let overtaken = lock(&OVERTAKEN);
-    let now = Forking { copies, apart, tracer, doomed, table, overtaken };
+    let now = Forking { copies, apart, withheld, tracer, doomed, table, overtaken };
     FORKING.with_borrow_mut(|forking| *forking = Some(now));
 }
 
@@ -111,18 +125,18 @@ fn lies_on_this_stack(range: &Range<u64>) -> bool {
     here < range.end && range.start.saturating_sub(here) < FAR && pages::is_mapped(&(here..range.end))
 }
 
-/// Every piece that is adopted, with as much memory for its copy: fresh, or what was there before.
-fn places(table: &Table) -> std::io::Result<(Copies, Copies)> {
-    let areas = maps::areas(&(0..u64::MAX))?;
-    let (mut places, mut apart) = (Copies::new(), Copies::new());
+/// Every piece that is adopted, with as much memory for its copy: fresh, or what was there before; and those for which there is
+/// none.
+fn places(table: &Table, areas: &[Area]) -> (Copies, Copies, Vec<Range<u64>>) {
+    let (mut places, mut apart, mut without) = (Copies::new(), Copies::new(), Vec::new());
     for segment in table.segments.values() {
         if let Some(kept) = &segment.kept {
-            let intact: Vec<_> = segment.intact_areas(&areas, &segment.range).collect();
+            let intact: Vec<_> = segment.intact_areas(areas, &segment.range).collect();
             apart.extend(kept.cut(&segment.range, &intact));
             continue;
         }
         let dress = Dress::of(&segment.character);
-        for (range, access) in segment.intact_areas(&areas, &segment.range) {
+        for (range, access) in segment.intact_areas(areas, &segment.range) {
             match pages::map_fresh(None, length(&range), dress.no_reserve) {
                 Ok(place) => {
                     let copied = Copied { range, place, access, filled: false };
@@ -130,13 +144,51 @@ fn places(table: &Table) -> std::io::Result<(Copies, Copies)> {
                     places.push(copied);
                 }
                 Err(error) => {
-                    discard(&places);
-                    return Err(error);
+                    say(Level::Error, || format!("fork: memory for copies of what is adopted: {error}"));
+                    without.push(range);
                 }
             }
         }
     }
-    Ok((places, apart))
+    (places, apart, without)
+}
+
+/// Where mappings cannot be listed: all that may be the child's parent's, and whether the child lacks what it runs on.
+fn without_list(table: &mut Table) -> (Vec<Range<u64>>, bool) {
+    // What the application has mapped there since is not known.
+    table.settle_overtaken();
+    let shared = table.segments.values().filter(|it| it.kept.is_none());
+    let parts = shared.flat_map(|it| it.parts.iter().map(|(part, _)| shifted(part, it.range.start)));
+    (parts.collect(), table.segments.values().any(|it| it.kept.is_some()))
+}
+
+/// Takes out what could not be copied.
+fn not_copied(copies: &mut Copies) -> Vec<Range<u64>> {
+    let (filled, rest): (Copies, Copies) = std::mem::take(copies).into_iter().partition(|it| it.filled);
+    *copies = filled;
+    discard(&rest);
+    rest.into_iter().map(|it| it.range).collect()
+}
+
+/// Has the child not inherit some memory. False where that cannot be had.
+fn withhold(ranges: &[Range<u64>]) -> bool {
+    let Some(first) = ranges.first() else { return true };
+    say(Level::Error, || {
+        format!(
+            "fork: {} ranges that are adopted, the first at {:#x}, are not copied: the child gets a fault there",
+            ranges.len(),
+            first.start
+        )
+    });
+    let refused = ranges.iter().find_map(|range| match pages::advise(range, libc::MADV_DONTFORK) {
+        // A part of it is not mapped any more, and the advice is taken for the rest. Want of memory is EAGAIN (madvise(2)).
+        Err(error) if error.raw_os_error() != Some(libc::ENOMEM) => Some(error),
+        _ => None,
+    });
+    if let Some(error) = &refused {
+        say(Level::Error, || format!("fork: MADV_DONTFORK: {error}"));
+    }
+    refused.is_none()
 }
 
 fn length(range: &Range<u64>) -> u64 {
@@ -240,7 +292,7 @@ fn taken() -> Option<Forking> {
 }
 
 extern "C" fn in_parent() {
-    if let Some(Forking { copies, apart, tracer, .. }) = taken() {
+    if let Some(Forking { copies, apart, withheld, tracer, .. }) = taken() {
         // The table is free again only behind this: there is one tracer at a time.
         let filled = tracer.is_none() || apart.iter().any(|it| it.filled);
         if let Some(Err(error)) = tracer.as_ref().map(Tracer::outcome) {
@@ -250,6 +302,10 @@ extern "C" fn in_parent() {
         }
         drop(tracer);
         discard(&copies);
+        for range in &withheld {
+            // Where it stays, later children get a copy all the same.
+            let _ = pages::advise(range, libc::MADV_DOFORK);
+        }
         if filled {
             Kept::empty_all(&apart);
         }
@@ -258,22 +314,29 @@ extern "C" fn in_parent() {
 
 /// Only system calls, stores, and the unlocking of what this thread locked. What the table has is the parent's.
 extern "C" fn in_child() {
-    let Some(Forking { copies, apart, tracer, doomed, mut table, mut overtaken }) = taken() else { return };
+    let Some(Forking { copies, apart, withheld, tracer, doomed, mut table, mut overtaken }) = taken() else {
+        return;
+    };
+    if doomed {
+        kill_this();
+    }
     put(&copies);
     match tracer {
         // It has put them there.
         Some(tracer) if apart.iter().all(|it| pages::is_mapped(&it.range)) => tracer.forget(),
         // It was killed before it did, and the content is lost. Nothing else can be told to anybody here.
         Some(_) => kill_this(),
-        None if doomed => kill_this(),
         None => {
             put(&apart);
             restrict(&apart);
         }
     }
-    std::mem::forget((copies, apart));
+    std::mem::forget((copies, apart, withheld));
     std::mem::forget(std::mem::take(&mut *table));
     std::mem::forget(std::mem::take(&mut *overtaken));
+    // They show the parent.
+    proc::MAPS.forget();
+    proc::TASKS.forget();
 }
 
 /// Puts copies in place of what they are copies of.

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 
+use super::proc::{self, Opened};
 use super::syscall::call;
 
 /// A mapping.
@@ -82,7 +82,10 @@ fn access_of(permissions: &[u8]) -> i32 {
 
 /// The mappings that a range touches, in order.
 pub fn areas(range: &Range<u64>) -> io::Result<Vec<Area>> {
-    parse(BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?), range)
+    let file = proc::MAPS.open()?;
+    let found = parse(BufReader::with_capacity(64 << 10, Bare::new(&file)), range)?;
+    file.check()?;
+    Ok(found)
 }
 
 /// The same with flags and keys. The kernel looks at every page to make these, so this is slow in large processes.
@@ -92,13 +95,15 @@ pub fn areas_with_flags(range: &Range<u64>) -> io::Result<Vec<Area>> {
 
 fn parse(mut text: impl BufRead, range: &Range<u64>) -> io::Result<Vec<Area>> {
     let mut found: Vec<Area> = Vec::new();
-    let mut inside = false;
+    let (mut inside, mut any) = (false, false);
     let mut line = String::new();
     loop {
         line.clear();
         if text.read_line(&mut line)? == 0 {
-            return Ok(found);
+            // A process has mappings.
+            return if any { Ok(found) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
         }
+        any = true;
         if let Some(mut area) = parse_area(&line) {
             // Mappings that are divided or become one meanwhile are told of twice, from the address on where the last one ended.
             if let Some(before) = found.last() {
@@ -143,7 +148,7 @@ fn parse_area(line: &str) -> Option<Area> {
 
 /// The process's mappings, to be read once, later, when nothing may allocate.
 pub struct Later {
-    file: File,
+    file: Opened,
 }
 
 /// A line of /proc/self/maps, but for the name.
@@ -222,7 +227,7 @@ impl Line {
 impl Later {
     /// Opens it.
     pub fn open() -> io::Result<Later> {
-        Ok(Later { file: File::open("/proc/self/maps")? })
+        Ok(Later { file: proc::MAPS.open()? })
     }
 
     /// Whether all of some ranges, which are in order, is mapped, and each mapping there is as it should be: `fits` is
@@ -232,19 +237,32 @@ impl Later {
         ranges: &[(Range<u64>, T)],
         fits: impl Fn(&T, &Range<u64>, &Line, u64) -> bool,
     ) -> io::Result<bool> {
-        fits_all(&mut Bare(&self.file), ranges, fits)
+        fits_all(&mut Bare::new(&self.file), ranges, fits)
     }
 }
 
 /// Read by bare calls: the C library's is a point of cancellation, which means the thread whose thread pointer it is.
-struct Bare<'a>(&'a File);
+/// From the start, wherever the file's position is.
+struct Bare<'a> {
+    file: &'a Opened,
+    at: usize,
+}
+
+impl<'a> Bare<'a> {
+    fn new(file: &'a Opened) -> Bare<'a> {
+        Bare { file, at: 0 }
+    }
+}
 
 impl Read for Bare<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let place = buffer.as_mut_ptr().expose_provenance();
+        let descriptor = self.file.descriptor() as usize;
         // SAFETY: the buffer is exclusive, as large as is said, and valid whatever is written.
-        unsafe { call(libc::SYS_read, [self.0.as_raw_fd() as usize, place, buffer.len()]) }
-            .map_err(io::Error::from_raw_os_error)
+        let read = unsafe { call(libc::SYS_pread64, [descriptor, place, buffer.len(), self.at]) }
+            .map_err(io::Error::from_raw_os_error)?;
+        self.at = self.at.saturating_add(read);
+        Ok(read)
     }
 }
 

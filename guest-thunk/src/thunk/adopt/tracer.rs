@@ -6,15 +6,14 @@
 #![allow(unsafe_code, reason = "clone, ptrace, and memory that the tracer shares")]
 
 use std::cell::UnsafeCell;
-use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::proc::{self, Opened};
 use super::signals::Blocked;
 use super::syscall::call;
 use crate::thunk::lock::lock;
@@ -199,7 +198,12 @@ fn is_own_proc() -> bool {
 
 /// The tracer is allowed what yama's default allows only to ancestors.
 fn needs_permission() -> bool {
-    std::fs::read("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.starts_with(b"1"))
+    /// What was found last, for when no descriptor is left.
+    static NEEDED: AtomicBool = AtomicBool::new(false);
+    if let Ok(scope) = std::fs::read("/proc/sys/kernel/yama/ptrace_scope") {
+        NEEDED.store(scope.starts_with(b"1"), Ordering::Relaxed);
+    }
+    NEEDED.load(Ordering::Relaxed)
 }
 
 fn permit(tracer: libc::pid_t) {
@@ -219,14 +223,17 @@ pub struct Tracer {
     may_be_traced: bool,
     // Dropped last: signals come when everything runs again.
     blocked: Option<Blocked>,
-    _tasks: File,
+    _tasks: Opened,
 }
 
 impl Tracer {
     /// Makes one that runs `run`; `prepare` sets what that needs in the arena. Signals of this thread are blocked.
     pub fn launch(run: Run, prepare: impl FnOnce(&Arena)) -> Result<Tracer, CannotStop> {
         let arena = arena()?;
-        let tasks = File::open("/proc/self/task").map_err(|_| CannotStop::last(Obstacle::System))?;
+        let tasks = proc::TASKS.open().map_err(|error| CannotStop {
+            obstacle: Obstacle::System,
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
         if !is_own_proc() {
             return Err(CannotStop { obstacle: Obstacle::Foreign, errno: 0 });
         }
@@ -236,7 +243,7 @@ impl Tracer {
             word.store(0, Ordering::Relaxed);
         }
         arena.obstacle.store(0, Ordering::Relaxed);
-        arena.tasks.store(tasks.as_raw_fd(), Ordering::Relaxed);
+        arena.tasks.store(tasks.descriptor(), Ordering::Relaxed);
         arena.caller.store(thread_id(), Ordering::Relaxed);
         arena.process.store(std::process::id().cast_signed(), Ordering::Relaxed);
         arena.count.store(0, Ordering::Relaxed);

@@ -56,7 +56,7 @@ impl Kept {
     /// Frees the pages.
     fn empty(&self) {
         for piece in &self.pieces {
-            // Where it does not, they are only memory that nobody uses.
+            // Where it does not, they are memory that nobody uses, and filled whole when they are put back.
             let _ = pages::advise(&shifted(piece, self.start), libc::MADV_DONTNEED);
         }
     }
@@ -220,7 +220,8 @@ fn fill_aside(bounce: &Bounce, pieces: &[Copied], of_file: bool) -> io::Result<(
         if !pages::is_readable(it.access) {
             pages::protect(&it.range, READ_WRITE)?;
         }
-        if of_file {
+        // Only what is empty need not be given zeros. What the application has locked cannot be emptied.
+        if of_file || pages::advise(&it.aside(), libc::MADV_DONTNEED).is_err() {
             pages::copy_every(&it.range, it.place)?;
         } else {
             bounce.copy(&it.range, it.place)?;

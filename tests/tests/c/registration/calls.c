@@ -1,6 +1,10 @@
 // The calls with their checks, and what the process holds.
 #include "parts.h"
 
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+
 void fail(const char *what, long found, long expected) {
     printf("FAILED: %s: %ld, expected %ld\n", what, found, expected);
     fflush(stdout);
@@ -90,4 +94,40 @@ bool is_private(char *address) {
             found = !strcmp(permissions, "rw-p");
     fclose(maps);
     return found;
+}
+
+struct debugger debugger(void) {
+    struct debugger it;
+    if (pipe(it.begin) || pipe(it.end))
+        fail("pipe", errno, 0);
+    pid_t parent = getpid();
+    it.process = fork();
+    if (it.process == 0) {
+        char byte;
+        alarm(60);
+        if (read(it.begin[0], &byte, 1) != 1 || ptrace(PTRACE_SEIZE, parent, NULL, NULL) ||
+            write(it.end[1], "x", 1) != 1)
+            _exit(1);
+        // Its children tell their parent, which is stopped for that.
+        for (int status; waitpid(parent, &status, __WALL) == parent && WIFSTOPPED(status);)
+            ptrace(PTRACE_CONT, parent, NULL, (void *)(uintptr_t)(status >> 16 ? 0 : WSTOPSIG(status)));
+        _exit(0);
+    }
+    if (it.process < 0)
+        fail("fork", errno, 0);
+    return it;
+}
+
+void debug(struct debugger *it) {
+    char byte;
+    prctl(PR_SET_PTRACER, it->process, 0, 0, 0);
+    if (write(it->begin[1], "x", 1) != 1 || read(it->end[0], &byte, 1) != 1)
+        fail("a debugger", errno, 0);
+}
+
+void end_debugger(struct debugger *it) {
+    kill(it->process, SIGKILL);
+    child_status(it->process);
+    for (int index = 0; index < 2; index++)
+        close(it->begin[index]), close(it->end[index]);
 }

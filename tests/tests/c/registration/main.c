@@ -211,6 +211,10 @@ int main(int count, char **arguments) {
         replaced();
     else if (!strcmp(what, "access"))
         access_taken(rounds);
+    else if (!strcmp(what, "descriptors"))
+        without_descriptors(rounds);
+    else if (!strcmp(what, "handlers"))
+        handlers(rounds);
     else if (!strcmp(what, "sizes"))
         sizes(count > 2 ? atoi(arguments[2]) : 256);
     else if (!strcmp(what, "unfit"))

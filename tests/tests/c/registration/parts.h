@@ -1,7 +1,7 @@
 // Memory of the application that is registered and given back while it is in use: nothing that threads write and nothing
 // that system calls bring may be lost. Run with VIRTIO_KFD_REGISTER=adopt; natively nothing has to be set.
 //
-// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | access ROUNDS | sizes [MIB] | unfit HOW | refused | bench
+// registration storm ROUNDS | flat ROUNDS [ask] | fork ROUNDS [open] | heap ROUNDS | replaced | access ROUNDS | descriptors ROUNDS | handlers ROUNDS | sizes [MIB] | unfit HOW | refused | bench
 // And with VIRTIO_KFD_REGISTER=adopt-variables: locals ROUNDS | growth | data ROUNDS | children ROUNDS | ends ROUNDS | threads ROUNDS
 #ifndef PARTS_H
 #define PARTS_H
@@ -42,11 +42,23 @@ int child_status(pid_t child);
 // Whether the mapping at an address is the process's own.
 bool is_private(char *address);
 
+// A process that is to debug this one: made before memory is registered, of which it would have to have a copy.
+struct debugger {
+    pid_t process;
+    int begin[2], end[2];
+};
+struct debugger debugger(void);
+// From now on, until that ends.
+void debug(struct debugger *it);
+void end_debugger(struct debugger *it);
+
 // The parts with files of their own.
 void storm(int rounds);
 void replaced(void);
 void unfit(const char *hold);
 void access_taken(int rounds);
+void without_descriptors(int rounds);
+void handlers(int rounds);
 void locals(int rounds);
 void growth(void);
 void program_data(int rounds);

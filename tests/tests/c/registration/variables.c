@@ -4,8 +4,6 @@
 #include <alloca.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/ptrace.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -373,24 +371,9 @@ static void clones(volatile uint64_t *local) {
 
 // A child of fork ends too where a debugger has the thread: by what signal depends on which of its frames are missing.
 static void forks_under_a_debugger(volatile uint64_t *local) {
-    int begin[2], end[2];
-    char byte = 0;
-    if (pipe(begin) || pipe(end))
-        fail("pipe", errno, 0);
-    pid_t parent = getpid(), tracer = fork();
-    if (tracer == 0) {
-        alarm(60);
-        if (read(begin[0], &byte, 1) != 1 || ptrace(PTRACE_SEIZE, parent, NULL, NULL) || write(end[1], "x", 1) != 1)
-            _exit(1);
-        // Its children tell their parent, which is stopped for that.
-        for (int status; waitpid(parent, &status, __WALL) == parent && WIFSTOPPED(status);)
-            ptrace(PTRACE_CONT, parent, NULL, (void *)(uintptr_t)(status >> 16 ? 0 : WSTOPSIG(status)));
-        _exit(0);
-    }
+    struct debugger it = debugger();
     give(local, 64);
-    prctl(PR_SET_PTRACER, tracer, 0, 0, 0);
-    if (write(begin[1], "x", 1) != 1 || read(end[0], &byte, 1) != 1)
-        fail("a tracer", errno, 0);
+    debug(&it);
     pid_t child = fork();
     if (child == 0) {
         local[0] = 6;
@@ -399,10 +382,7 @@ static void forks_under_a_debugger(volatile uint64_t *local) {
     int status = child_status(child);
     if (variables_are_adopted() ? status <= 1000 : status != 0)
         fail("status of a child under a debugger", status, variables_are_adopted() ? 1000 : 0);
-    kill(tracer, SIGKILL);
-    child_status(tracer);
-    for (int index = 0; index < 2; index++)
-        close(begin[index]), close(end[index]);
+    end_debugger(&it);
     take(local);
 }
 
