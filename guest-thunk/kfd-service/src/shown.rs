@@ -8,6 +8,9 @@
 //!
 //! The kernel's own accesses (`read` into VRAM) wait as well where the process may have a full userfaultfd; elsewhere they
 //! fail with EFAULT at a range that is not mapped at that moment, which none is before there are [`MOST`].
+//!
+//! Nothing tells of what the program unmaps. So what lies at a range is looked at before anything is mapped over it: a mapping of
+//! a blob by its place in its file, one that waits by its registration.
 #![allow(unsafe_code, reason = "mappings")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -33,6 +36,8 @@ use crate::fresh::keep_from_children;
 /// Buffers that are mapped at a time, which leaves maps of the VMM for other things and for other processes.
 const MOST: usize = 128;
 
+type Addresses = std::ops::Range<u64>;
+
 /// A mapping that the program has.
 struct Range {
     length: u64,
@@ -47,7 +52,6 @@ struct Range {
 #[derive(Debug, PartialEq, Eq)]
 enum Left {
     All,
-    /// Perhaps.
     Some,
     None,
 }
@@ -128,7 +132,7 @@ impl Shown {
             let _ = faults.wake(address & !(crate::buffers::PAGE - 1), crate::buffers::PAGE);
             return;
         };
-        ranges.bring(client, faults, at);
+        ranges.bring(client, faults, at, address);
         if let Err(error) = faults.wake(at, length) {
             say(Level::Error, || format!("UFFDIO_WAKE at {at:#x}: {error}"));
         }
@@ -152,27 +156,32 @@ impl Ranges {
         }
     }
 
-    /// Maps a range that somebody waits at.
-    fn bring(&mut self, client: &Client, faults: &Userfault, at: u64) {
-        if self.all.get(&at).is_none_or(|range| range.mapped.is_some()) {
-            return;
-        }
+    /// Maps the range at an address, where somebody waits at another one in it.
+    fn bring(&mut self, client: &Client, faults: &Userfault, at: u64, address: u64) {
+        let Some(range) = self.all.get(&at).filter(|range| range.mapped.is_none()) else { return };
+        let parts = match waiting(faults, range.addresses(at)) {
+            Ok(parts) => parts,
+            Err(error) => {
+                say(Level::Error, || format!("what waits at {at:#x}: {error}; {address:#x} cannot be read"));
+                let page = address & !(crate::buffers::PAGE - 1);
+                let page = page..page.saturating_add(crate::buffers::PAGE);
+                return range.give_up(std::slice::from_ref(&page));
+            }
+        };
         if self.mapped.len() >= MOST {
             self.take_away(faults);
         }
         loop {
             let Some(range) = self.all.get_mut(&at) else { return };
-            match range.map(client, at) {
+            match range.map_parts(client, at, &parts) {
                 Ok(()) => return self.mapped.push_back(at),
                 Err(_) if self.take_away(faults) => {}
                 Err(_) => break,
             }
         }
         // Nothing is left that could make room: as a page that cannot be read.
-        if let Some(range) = self.all.remove(&at)
-            && let Err(error) = map_nothing(at, range.length, range.protection)
-        {
-            say(Level::Error, || format!("mmap at {at:#x}: {error}"));
+        if let Some(range) = self.all.remove(&at) {
+            range.give_up(&parts);
         }
     }
 
@@ -186,17 +195,17 @@ impl Ranges {
                 continue;
             }
             let buffer = Arc::clone(&range.buffer);
-            match range.left(at) {
-                Left::All if range.hide(faults, at).is_err() => {
-                    self.mapped.push_back(at);
+            match range.hide(faults, at) {
+                Ok(Left::All) => {}
+                // By now something else of the program's may be there.
+                Ok(Left::None) => drop(self.all.remove(&at)),
+                // It stays as it is.
+                Ok(Left::Some) => {
+                    self.all.remove(&at);
                     continue;
                 }
-                Left::All => {}
-                // By now something else of the program's may be there.
-                Left::None => drop(self.all.remove(&at)),
-                // It stays as it is.
-                Left::Some => {
-                    self.all.remove(&at);
+                Err(_) => {
+                    self.mapped.push_back(at);
                     continue;
                 }
             }
@@ -212,71 +221,122 @@ impl Ranges {
 impl Range {
     /// Maps the blob.
     fn map(&mut self, client: &Client, at: u64) -> Result<()> {
+        self.map_at(client, at)?;
+        keep_from_children(at, self.length);
+        let place = areas(&self.addresses(at)).ok().and_then(|areas| Some(areas.first()?.file_at(at)));
+        self.mapped = Some(place.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Maps the blob over these parts of the range, which wait, in order.
+    fn map_parts(&mut self, client: &Client, at: u64, parts: &[Addresses]) -> Result<()> {
+        if parts == [self.addresses(at)] {
+            return self.map(client, at);
+        }
+        // Linux maps a blob only as a whole.
+        let aside = Waiting::new(usize::try_from(self.length).map_err(|_| Errno::ENOMEM)?)?;
+        self.map_at(client, aside.start())?;
+        keep_from_children(aside.start(), self.length);
+        aside.scatter(at, parts)?;
+        // It can only stay as it is.
+        self.mapped = Some(FilePlace::default());
+        Ok(())
+    }
+
+    fn map_at(&self, client: &Client, at: u64) -> Result<()> {
         let Memory::Vram(part) = &self.buffer.memory else { return Err(Errno::EINVAL) };
         let mapped = part
             .blob(client)
             .map_err(|refusal| refused(&refusal, Errno::ENOMEM))
             .and_then(|blob| blob.map_fixed(GuestVa(at), self.length, self.protection).map_err(transport));
-        match mapped {
-            Ok(()) => {
-                keep_from_children(at, self.length);
-                let place =
-                    areas(&self.addresses(at)).ok().and_then(|areas| Some(areas.first()?.file_at(at)));
-                self.mapped = Some(place.unwrap_or_default());
-            }
+        if mapped.is_err() {
             // With virtgpu one that could not be mapped never can.
-            Err(_) => part.forget_blob(),
+            part.forget_blob();
         }
         mapped
     }
 
-    fn addresses(&self, at: u64) -> std::ops::Range<u64> {
+    /// Whoever accesses these parts fails.
+    fn give_up(&self, parts: &[Addresses]) {
+        for part in parts {
+            let length = part.end.saturating_sub(part.start);
+            if let Err(error) = map_nothing(part.start, length, self.protection) {
+                say(Level::Error, || format!("mmap at {:#x}: {error}", part.start));
+            }
+        }
+    }
+
+    fn addresses(&self, at: u64) -> Addresses {
         at..at.saturating_add(self.length)
     }
 
     /// What is left of the mapping of the blob.
-    fn left(&self, at: u64) -> Left {
+    fn left(&self, at: u64) -> Result<Left> {
         let range = self.addresses(at);
-        match (&self.mapped, areas(&range)) {
-            (Some(place), Ok(areas)) if place.inode != 0 => left(&areas, place, &range),
-            _ => Left::Some,
+        match &self.mapped {
+            // The range was taken for it just now.
+            None => Ok(Left::All),
+            Some(place) if place.inode == 0 => Err(Errno::EIO),
+            Some(place) => Ok(left(&areas(&range).map_err(|error| errno(&error))?, place, &range)),
         }
     }
 
-    /// Lets accesses wait. What is mapped there goes, in one step: the new range is made elsewhere and moved, with its
-    /// registration.
-    fn hide(&mut self, faults: &Userfault, at: u64) -> Result<()> {
+    /// Lets accesses wait, if all of what was mapped there is still there. It goes in one step: the new range is made
+    /// elsewhere and moved, with its registration.
+    fn hide(&mut self, faults: &Userfault, at: u64) -> Result<Left> {
         let (Ok(place), Ok(length)) = (usize::try_from(at), usize::try_from(self.length)) else {
             return Err(Errno::ENOMEM);
         };
-        let made = without_pages(length, self.protection)?;
-        let start = u64::try_from(made.expose_provenance()).unwrap_or(u64::MAX);
-        let registered = faults.register(start, self.length, Mode::Missing);
-        let registered = registered.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
-        let moved = registered.and_then(|()| {
-            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            let place = std::ptr::with_exposed_provenance_mut::<libc::c_void>(place);
-            // SAFETY: what is moved was made above; what it goes over is the program's mapping of the buffer, or the range that was taken
-            // for it, and whoever uses it finds the same memory there again.
-            let moved = unsafe { libc::mremap(made, length, length, flags, place) };
-            if moved == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
-        });
-        match moved {
-            Ok(()) => {
-                keep_from_children(at, self.length);
-                self.mapped = None;
-            }
-            Err(_) => {
-                // SAFETY: the mapping was made above, and nobody knows of it.
-                let _ = unsafe { libc::munmap(made, length) };
-            }
+        let waiting = Waiting::new(length)?;
+        faults.register(waiting.start(), self.length, Mode::Missing).map_err(|error| errno(&error))?;
+        waiting.permit(self.protection)?;
+        // The kernel knows no move that depends on what is there, so the look comes last.
+        let left = self.left(at)?;
+        if left == Left::All {
+            waiting.move_over(place)?;
+            keep_from_children(at, self.length);
+            self.mapped = None;
         }
-        moved
+        Ok(left)
     }
 }
 
+fn errno(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// The parts of a range where accesses wait, in order: the program may have unmapped others, and have memory of its own
+/// there.
+fn waiting(faults: &Userfault, all: Addresses) -> std::io::Result<Vec<Addresses>> {
+    // Where there is no answer it is as if nothing had been unmapped.
+    let Ok(nowhere) =
+        usize::try_from(all.end.saturating_sub(all.start)).map_err(|_| Errno::ENOMEM).and_then(Waiting::new)
+    else {
+        return Ok(vec![all]);
+    };
+    let waits = |part: &Addresses| {
+        faults.is_registered(part.start, part.end.saturating_sub(part.start), nowhere.start())
+    };
+    if waits(&all).unwrap_or(true) {
+        return Ok(vec![all]);
+    }
+    let mut parts: Vec<Addresses> = Vec::new();
+    for area in areas(&all)? {
+        let part = area.within(&all);
+        if area.file.inode != 0 || !waits(&part).unwrap_or(false) {
+            continue;
+        }
+        match parts.last_mut() {
+            // mprotect has divided it.
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => parts.push(part),
+        }
+    }
+    Ok(parts)
+}
+
 /// What is left in a range of the mapping of a file's bytes from `place` on.
-fn left(areas: &[Area], place: &FilePlace, range: &std::ops::Range<u64>) -> Left {
+fn left(areas: &[Area], place: &FilePlace, range: &Addresses) -> Left {
     let mut end = range.start;
     for area in areas {
         let part = area.within(range);
@@ -295,24 +355,95 @@ fn left(areas: &[Area], place: &FilePlace, range: &std::ops::Range<u64>) -> Left
 }
 
 /// Private memory without any page at an address that the kernel chooses, also where the program has all of its memory locked
-/// (mlockall(2)): what can be accessed gets pages at once there, and nobody would wait.
-fn without_pages(length: usize, protection: i32) -> Result<*mut libc::c_void> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address that the kernel chooses touches no memory.
-    let made = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
-    if made == libc::MAP_FAILED {
-        return Err(Errno::last());
+/// (mlockall(2)): memory that can be accessed gets its pages at once there, and nobody would wait.
+struct Waiting {
+    place: *mut libc::c_void,
+    length: usize,
+}
+
+impl Waiting {
+    /// It cannot be accessed, so that not even a locked one has pages.
+    fn new(length: usize) -> Result<Waiting> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory.
+        let place = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+        if place == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let made = Waiting { place, length };
+        // SAFETY: to unlock changes no memory.
+        if unsafe { libc::munlock(place, length) } != 0 {
+            return Err(Errno::last());
+        }
+        Ok(made)
     }
-    // SAFETY: the mapping was made above. To unlock changes no memory.
-    let unlocked = unsafe { libc::munlock(made, length) };
-    // SAFETY: the mapping was made above, and nobody else knows of it.
-    if unlocked == 0 && unsafe { libc::mprotect(made, length, protection) } == 0 {
-        return Ok(made);
+
+    fn start(&self) -> u64 {
+        u64::try_from(self.place.expose_provenance()).unwrap_or(u64::MAX)
     }
-    let error = Errno::last();
-    // SAFETY: as above.
-    let _ = unsafe { libc::munmap(made, length) };
-    Err(error)
+
+    /// It can be accessed from now on (`PROT_*`). Who has registered it before waits at all of it, whatever is locked meanwhile.
+    fn permit(&self, protection: i32) -> Result<()> {
+        // SAFETY: the mapping was made here, and nobody else knows of it.
+        if unsafe { libc::mprotect(self.place, self.length, protection) } != 0 {
+            return Err(Errno::last());
+        }
+        Ok(())
+    }
+
+    /// Moves it over what is mapped at an address.
+    fn move_over(self, place: usize) -> Result<()> {
+        self.move_to(0..self.length, place)?;
+        // Nothing is mapped at its own address any more.
+        std::mem::forget(self);
+        Ok(())
+    }
+
+    /// Moves what is mapped here by now to these parts of the addresses from `at` on, which are in order. The rest goes.
+    fn scatter(self, at: u64, parts: &[Addresses]) -> Result<()> {
+        // Others may have what was moved away from, so that each piece goes once.
+        let own = std::mem::ManuallyDrop::new(self);
+        let offset = |address: u64| usize::try_from(address.saturating_sub(at)).unwrap_or(own.length);
+        let (mut next, mut result) = (0, Ok(()));
+        for part in parts {
+            let piece = offset(part.start)..offset(part.end);
+            own.unmap(next..piece.start);
+            next = piece.end;
+            if result.is_ok() {
+                let place = usize::try_from(part.start).map_err(|_| Errno::ENOMEM);
+                result = place.and_then(|place| own.move_to(piece.clone(), place));
+            }
+            if result.is_err() {
+                own.unmap(piece);
+            }
+        }
+        own.unmap(next..own.length);
+        result
+    }
+
+    /// Moves some of its bytes over what is mapped at an address.
+    fn move_to(&self, bytes: std::ops::Range<usize>, place: usize) -> Result<()> {
+        let from = self.place.wrapping_byte_add(bytes.start);
+        let to = std::ptr::with_exposed_provenance_mut::<libc::c_void>(place);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: what is moved was made here; what it goes over is the program's mapping of the buffer, or the range that was taken
+        // for it, and whoever uses it finds the same memory there again.
+        let moved = unsafe { libc::mremap(from, bytes.len(), bytes.len(), flags, to) };
+        if moved == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    }
+
+    fn unmap(&self, bytes: std::ops::Range<usize>) {
+        if !bytes.is_empty() {
+            // SAFETY: the bytes were mapped here, and nobody else knows of them.
+            let _ = unsafe { libc::munmap(self.place.wrapping_byte_add(bytes.start), bytes.len()) };
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.unmap(0..self.length);
+    }
 }
 
 /// Makes the userfaultfd, and the threads that serve it.
@@ -410,6 +541,47 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_do_not_wait_any_more_are_seen() {
+        const LENGTH: usize = 6 * PAGE as usize;
+        // Nobody reads of moves, so that it does not tell of them; registrations do not move then.
+        let faults = match Userfault::of_user_mode(0) {
+            Ok(faults) => faults,
+            Err(error) => return println!("SKIP: userfaultfd: {error}"),
+        };
+        let made = Waiting::new(LENGTH).unwrap();
+        let at = made.start();
+        let parts = || {
+            let parts = waiting(&faults, at..at + 6 * PAGE).unwrap();
+            parts.iter().map(|part| ((part.start - at) / PAGE, (part.end - at) / PAGE)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(), []);
+        faults.register(at, 6 * PAGE, Mode::Missing).unwrap();
+        made.permit(libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        assert_eq!(parts(), [(0, 6)]);
+        let page = |number: usize| made.place.wrapping_byte_add(number * PAGE as usize);
+        // SAFETY: the page is this test's own.
+        assert_eq!(unsafe { libc::mprotect(page(4), PAGE as usize, libc::PROT_READ) }, 0);
+        assert_eq!(parts(), [(0, 6)]);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: the page is this test's own.
+        let own = unsafe { libc::mmap(page(1), PAGE as usize, libc::PROT_READ, flags, -1, 0) };
+        assert_eq!(own, page(1));
+        assert_eq!(parts(), [(0, 1), (2, 6)]);
+        // SAFETY: the page is this test's own.
+        assert_eq!(unsafe { libc::munmap(page(5), PAGE as usize) }, 0);
+        assert_eq!(parts(), [(0, 1), (2, 5)]);
+        let place = Waiting::new(LENGTH).unwrap();
+        let to = place.start();
+        made.scatter(to, &[to + PAGE..to + 2 * PAGE, to + 2 * PAGE..to + 4 * PAGE]).unwrap();
+        let found = areas(&(to..to + 6 * PAGE)).unwrap();
+        let found = found.iter().map(|area| (area.within(&(to..to + 6 * PAGE)), &area.permissions[..]));
+        let found: Vec<_> =
+            found.map(|(part, access)| ((part.start - to) / PAGE..(part.end - to) / PAGE, access)).collect();
+        assert_eq!(found, [(0..1, "---p"), (1..2, "r--p"), (2..4, "rw-p"), (4..6, "---p")]);
+        assert_eq!(areas(&(at..at + 6 * PAGE)).unwrap(), []);
+    }
+
+    #[test]
     fn memory_that_is_to_wait_has_no_pages_where_all_is_locked() {
         const LENGTH: usize = 16 * PAGE as usize;
         let resident = |made: *mut libc::c_void| {
@@ -423,7 +595,8 @@ mod tests {
             println!("SKIP: mlockall: {}", Errno::last());
             return;
         }
-        let made = without_pages(LENGTH, libc::PROT_READ | libc::PROT_WRITE);
+        let made = Waiting::new(LENGTH).unwrap();
+        made.permit(libc::PROT_READ | libc::PROT_WRITE).unwrap();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let plain = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, libc::PROT_READ, flags, -1, 0) };
@@ -431,13 +604,11 @@ mod tests {
         assert_eq!(unsafe { libc::munlockall() }, 0);
         assert_ne!(plain, libc::MAP_FAILED);
         assert_eq!(resident(plain), 16, "mlockall(2): future mappings have all pages");
-        let made = made.unwrap();
-        assert_eq!(resident(made), 0);
+        assert_eq!(resident(made.place), 0);
         // SAFETY: the mapping is this test's own, and can be written.
-        unsafe { made.cast::<u8>().write_volatile(1) };
-        for mapping in [made, plain] {
-            // SAFETY: the mappings are this test's own.
-            assert_eq!(unsafe { libc::munmap(mapping, LENGTH) }, 0);
-        }
+        unsafe { made.place.cast::<u8>().write_volatile(1) };
+        drop(made);
+        // SAFETY: the mapping is this test's own.
+        assert_eq!(unsafe { libc::munmap(plain, LENGTH) }, 0);
     }
 }

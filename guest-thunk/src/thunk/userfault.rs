@@ -16,6 +16,7 @@ mod abi {
     pub const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
     pub const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
     pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+    pub const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
     pub const EVENT_PAGEFAULT: u8 = 0x12;
     /// Bytes of `struct uffd_msg`, whose first is the event.
     pub const MESSAGE: usize = 32;
@@ -50,6 +51,15 @@ mod abi {
         pub mode: u64,
     }
 
+    #[repr(C)]
+    pub struct Copy {
+        pub to: u64,
+        pub from: u64,
+        pub length: u64,
+        pub mode: u64,
+        pub copied: i64,
+    }
+
     // The size of each argument is part of its request's number (_IOC_SIZE of asm-generic/ioctl.h).
     const fn size_of_argument(request: libc::c_ulong) -> usize {
         (request >> 16 & 0x3fff) as usize
@@ -58,6 +68,7 @@ mod abi {
     const _: () = assert!(size_of::<Register>() == size_of_argument(UFFDIO_REGISTER));
     const _: () = assert!(size_of::<Range>() == size_of_argument(UFFDIO_WAKE));
     const _: () = assert!(size_of::<Range>() == size_of_argument(UFFDIO_UNREGISTER));
+    const _: () = assert!(size_of::<Copy>() == size_of_argument(UFFDIO_COPY));
     const _: () = assert!(size_of::<WriteProtect>() == size_of_argument(UFFDIO_WRITEPROTECT));
 }
 
@@ -162,6 +173,29 @@ impl Userfault {
     /// Those who wait there try again.
     pub fn wake(&self, start: u64, length: u64) -> io::Result<()> {
         self.ioctl(abi::UFFDIO_WAKE, &mut abi::Range { start, length })
+    }
+
+    /// Whether all of a range of whole pages is one mapping that is registered. `nowhere` are as many bytes of addresses that
+    /// cannot be read: it is asked by a copy from there, which the kernel refuses with ENOENT where nothing is registered
+    /// and with EFAULT elsewhere.
+    ///
+    /// # Errors
+    /// Any other answer, such as EINVAL for a range that is none.
+    pub fn is_registered(&self, start: u64, length: u64, nowhere: u64) -> io::Result<bool> {
+        loop {
+            let mut copy = abi::Copy { to: start, from: nowhere, length, mode: 0, copied: 0 };
+            let error = match self.ioctl(abi::UFFDIO_COPY, &mut copy) {
+                Ok(()) => return Err(io::Error::other("UFFDIO_COPY has copied what cannot be read")),
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::ENOENT) => return Ok(false),
+                Some(libc::EFAULT) => return Ok(true),
+                // A move has not been read yet.
+                Some(libc::EAGAIN) => std::thread::yield_now(),
+                _ => return Err(error),
+            }
+        }
     }
 
     /// All that it says now.
