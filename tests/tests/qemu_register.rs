@@ -22,7 +22,6 @@ const PARTS: &[(&str, &str)] = &[
     ("heap 100", "heap: malloc goes on"),
     ("replaced", "replaced: what is the application's stays so"),
     ("access 6", "access: it stays as the application set it"),
-    ("descriptors 3", "descriptors: none is needed"),
     ("handlers 20", "handlers: nobody waits for ever"),
     ("sizes", "sizes: up to 256 MiB"),
     ("flat 100", "flat: nothing is left"),
@@ -40,7 +39,6 @@ const OF_VARIABLES: &[(&str, &str)] = &[
     ("fork 3 open", "fork: children have copies of their own"),
     ("replaced", "replaced: what is the application's stays so"),
     ("access 6", "access: it stays as the application set it"),
-    ("descriptors 3", "descriptors: none is needed"),
     ("handlers 20", "handlers: nobody waits for ever"),
     ("flat 50", "flat: nothing is left"),
 ];
