@@ -523,7 +523,10 @@ static void signals(void)
 	}
 	puts("four sleepers are awake");
 	/* Of 2 s that they waited together. */
-	check("they slept", used < 500);
+	if (getenv("ROCR_WAITS_POLL"))
+		puts("they slept: not asked");
+	else
+		check("they slept", used < 500);
 	fprintf(stderr, "four sleepers used %ld ms of CPU\n", used);
 	while (__atomic_load_n(&handled, __ATOMIC_ACQUIRE) == -1)
 		usleep(1000);
