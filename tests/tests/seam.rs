@@ -119,26 +119,33 @@ fn copies_barriers_and_waits_are_as_natively() {
     }
 }
 
+/// What a program prints in loop-back, which is what it prints natively. None, and a line that says so, without the package set.
+#[track_caller]
+fn as_natively(artifacts: &Artifacts, set: &str, file: &str) -> Option<String> {
+    let root = match artifacts.packages(set) {
+        Ok(root) => root,
+        Err(error) => {
+            println!("SKIP: package set {set}: {error:#}");
+            return None;
+        }
+    };
+    let runtime = runtime(artifacts, set).unwrap();
+    let program = CProgram::compile_for_rocr(&root, &source(file), Place::Guest).unwrap();
+    let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
+    let native = run(&Under::model(artifacts, "gfx906").unwrap()).unwrap();
+    let daemon = Daemon::start(artifacts, "model:gfx906", &[]).unwrap();
+    let ours = run(&Under::seam(artifacts, daemon.socket()).unwrap())
+        .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
+    assert_eq!(native, ours, "{set}");
+    Some(ours)
+}
+
 /// ROCr's virtual memory interface: memory without an address that is mapped by dma-bufs and libdrm. Every line is the native one.
 #[test]
 fn virtual_memory_is_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let root = match artifacts.packages(set) {
-            Ok(root) => root,
-            Err(error) => {
-                println!("SKIP: package set {set}: {error:#}");
-                continue;
-            }
-        };
-        let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("vmem.c"), Place::Guest).unwrap();
-        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
-        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
-        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
-            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
-        assert_eq!(native, ours, "{set}");
+        let Some(ours) = as_natively(&artifacts, set, "vmem.c") else { continue };
         for done in ["came back: 1", "it has moved: 1", "and is another one: 1", "offset 0, size 1"] {
             assert!(ours.contains(done), "{set}: {done}:\n{ours}");
         }
@@ -151,21 +158,7 @@ fn virtual_memory_is_as_natively() {
 fn many_buffers_are_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let root = match artifacts.packages(set) {
-            Ok(root) => root,
-            Err(error) => {
-                println!("SKIP: package set {set}: {error:#}");
-                continue;
-            }
-        };
-        let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("many.c"), Place::Guest).unwrap();
-        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
-        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
-        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
-            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
-        assert_eq!(native, ours, "{set}");
+        let Some(ours) = as_natively(&artifacts, set, "many.c") else { continue };
         assert!(ours.contains("by 4 threads: 0 wrong\n") && ours.ends_with("= end\n"), "{set}:\n{ours}");
     }
 }
