@@ -15,6 +15,20 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// Loader of a set, relative to its root.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
+/// The C files of a directory, in the order of their names.
+fn c_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("read {}", directory.display()))?.path();
+        if path.extension().is_some_and(|extension| extension == "c") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
 /// A compiled program.
 #[derive(Debug)]
 pub struct CProgram {
@@ -47,26 +61,20 @@ impl CProgram {
     /// # Errors
     /// There is no C compiler, or the program does not compile.
     pub fn compile_directory(root: &Path, sources: &Path, place: Place) -> Result<Self> {
-        let entries = std::fs::read_dir(sources).with_context(|| format!("read {}", sources.display()))?;
-        let mut files = Vec::new();
-        for entry in entries {
-            let path = entry.with_context(|| format!("read {}", sources.display()))?.path();
-            if path.extension().is_some_and(|extension| extension == "c") {
-                files.push(path);
-            }
-        }
-        files.sort();
+        let files = c_files(sources)?;
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         Self::compile_all(root, &files, &["libdrm_amdgpu.so.1", "libdrm.so.2"], place)
     }
 
-    /// Compiles `source` against ROCr's library of the package set below `root`. With [`Place::Guest`] it runs on the host
+    /// Compiles `source`, a C file or a directory of such, against ROCr's library of the package set below `root`. With [`Place::Guest`] it runs on the host
     /// as well, by [`Under::command`], which brings the set's loader.
     ///
     /// # Errors
     /// There is no C compiler, or the program does not compile.
     pub fn compile_for_rocr(root: &Path, source: &Path, place: Place) -> Result<Self> {
-        Self::compile_with(root, &[source], &["libhsa-runtime64.so.1"], place)
+        let files = if source.is_dir() { c_files(source)? } else { vec![source.to_owned()] };
+        let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+        Self::compile_with(root, &files, &["libhsa-runtime64.so.1"], place)
     }
 
     /// Compiles `source` with the kernel headers of the package set below `root`, and no library.

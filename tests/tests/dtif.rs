@@ -1,5 +1,5 @@
 //! ROCr 7 on `libdtif.so`: Debian's unmodified runtime 7.2.4, which loads it under `HSA_ENABLE_DTIF=1` instead of its own thunk, in
-//! loop-back. Expected: what `rocr.c` computes, and the lines that it prints natively.
+//! loop-back. Expected: what `tests/c/rocr` computes, and the lines that it prints natively.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
 #[path = "rocr/expected.rs"]
@@ -31,7 +31,7 @@ fn copies_barriers_and_waits_are_as_natively() {
     need!(artifacts.dtif());
     let root = need!(artifacts.packages(set));
     let runtime = runtime(&artifacts, set).unwrap();
-    let program = CProgram::compile_for_rocr(&root, &package_path("tests/c/rocr.c"), Place::Guest).unwrap();
+    let program = CProgram::compile_for_rocr(&root, &package_path("tests/c/rocr"), Place::Guest).unwrap();
 
     // Its waits poll (docs/operating.md), so whether threads sleep is not asked.
     let mut native = Under::model(&artifacts, "gfx906").unwrap().command(&runtime, program.path()).unwrap();

@@ -36,7 +36,7 @@ the parent goes on: yes
 fn source() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/rocr.c")
+    package.join("tests/c/rocr")
 }
 
 fn lines(text: &str) -> Outcome {

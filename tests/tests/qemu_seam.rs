@@ -25,7 +25,7 @@ const COMPLAINTS: &str = "WARNING:|BUG:|Oops|freeing invalid";
 /// Buffers of many.c that lose a half.
 const HALVES: usize = 20;
 
-/// Queues of the section "many" of `rocr.c`: each has a save area of 20 MiB, which is memory of the guest.
+/// Queues of the section "many" of `rocr`: each has a save area of 20 MiB, which is memory of the guest.
 const QUEUES: &str = "16";
 
 fn source(name: &str) -> PathBuf {
@@ -109,7 +109,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
                 continue;
             }
         };
-        let program = CProgram::compile_for_rocr(&root, &source("rocr.c"), Place::Guest).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("rocr"), Place::Guest).unwrap();
         install(&artifacts, set, program.path(), "rocr", builder.overlay()).unwrap();
         let vmem = CProgram::compile_for_rocr(&root, &source("vmem.c"), Place::Guest).unwrap();
         install(&artifacts, set, vmem.path(), "vmem", builder.overlay()).unwrap();

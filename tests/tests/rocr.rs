@@ -1,4 +1,4 @@
-//! Debian's unmodified ROCr with a program on its public API (`tests/c/rocr.c`): natively on the model, and in loop-back
+//! Debian's unmodified ROCr with a program on its public API (`tests/c/rocr`): natively on the model, and in loop-back
 //! through daemon and worker. Both must print the same, line by line; what copies bring is computed here anew.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
@@ -24,7 +24,7 @@ const REGISTER: &str = "VIRTIO_KFD_REGISTER";
 fn source() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/rocr.c")
+    package.join("tests/c/rocr")
 }
 
 /// The artifacts, if all that these tests need is there.

@@ -95,7 +95,7 @@ fn copies_barriers_and_waits_are_as_natively() {
             }
         };
         let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("rocr.c"), Place::Guest).unwrap();
+        let program = CProgram::compile_for_rocr(&root, &source("rocr"), Place::Guest).unwrap();
         let run = |under: &Under<'_>| -> anyhow::Result<Outcome> {
             let text = text(under.command(&runtime, program.path())?, LIMIT)?;
             Ok(Outcome { lines: text.lines().map(str::to_owned).collect(), error: None })

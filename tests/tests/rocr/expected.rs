@@ -1,4 +1,4 @@
-//! What `tests/c/rocr.c` prints, by rules that need no program, and how ours may differ from what it prints natively.
+//! What `tests/c/rocr` prints, by rules that need no program, and how ours may differ from what it prints natively.
 
 use virtio_kfd_tests::transcript::{Exception, Outcome};
 
