@@ -6,6 +6,7 @@ mod open;
 mod process;
 mod queue;
 mod render;
+mod smi;
 mod topology;
 
 pub use event::*;
@@ -14,6 +15,7 @@ pub use open::*;
 pub use process::*;
 pub use queue::*;
 pub use render::*;
+pub use smi::*;
 pub use topology::*;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -384,3 +384,19 @@ calls! {
         ring: Any; kfd: []; drm: [0x45];
     }
 }
+    /// A stream of a GPU's system management events (`AMDKFD_IOC_SMI_EVENTS`): those of the GPU as a whole and those of this
+    /// context, with the ids of processes as the guest has them. All that are known are enabled.
+    0x1a0 smi OpenSmi {
+        request: GpuRequest, [u8; 0]; answer: SmiStream, [u8; 0];
+        ring: Any; kfd: [0x1f]; drm: [];
+    }
+    /// Ends a stream.
+    0x1a1 smi CloseSmi {
+        request: SmiStream, [u8; 0]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: []; drm: [];
+    }
+    /// Waits for lines of any stream of the context; blocks for up to the time-out.
+    0x1a2 smi ReadSmi {
+        request: ReadSmiRequest, [u8; 0]; answer: ReadSmiAnswer, [u8; MAX_SMI_BYTES];
+        ring: Waiting; kfd: []; drm: [];
+    }

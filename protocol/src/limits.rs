@@ -55,3 +55,10 @@ pub const MAX_CU_MASK_WORDS: usize = 32;
 
 /// Most bytes of a queue's control stack in one answer.
 pub const MAX_CONTROL_STACK_BYTES: usize = 96 * 1024;
+
+/// Most streams of system management events of a context. Each holds a descriptor on the host, and about 2 KiB of its kernel.
+pub const MAX_SMI_STREAMS: usize = 63;
+
+/// Most bytes of system management events in one answer. The kernel keeps 1024 of a stream (`MAX_KFIFO_SIZE`,
+/// kfd_smi_events.c), which grow by no more than the guest's own name in each line.
+pub const MAX_SMI_BYTES: usize = 4096;

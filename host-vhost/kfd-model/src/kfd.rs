@@ -10,7 +10,7 @@
 //! | ALLOC_QUEUE_GWS that takes away what another queue has, before gfx11 | crashes | `EINVAL` |
 //! | queues for SDMA engines, doorbells | shared out over all processes | each process has all of a GPU |
 //! | EXPORT_DMABUF of doorbells and registers | a dma-buf | `EPERM` |
-//! | SMI_EVENTS on a GPU | an event stream | `EOPNOTSUPP` |
+//! | SMI_EVENTS | an event stream | one of memory faults, see [`crate::smi`] |
 //! | SVM in a kernel that has it | memory migrates, a range ends with its CPU mapping, a GPU that loses access keeps its mapping | memory stays, ranges stay, access ends at once; the node's capability says that there is no SVM |
 //! | DBG_TRAP on a process | the debugger | `EOPNOTSUPP` |
 //! | CREATE_PROCESS (1.19), PROFILER (1.23) | | `EOPNOTSUPP` |

@@ -23,6 +23,7 @@ pub mod process;
 pub mod profile;
 pub mod render;
 pub mod shared_machine;
+pub mod smi;
 pub mod space;
 pub mod svm;
 pub mod sysfs;

@@ -24,6 +24,7 @@ use crate::machine::Machine;
 use crate::object::{Content, Graveyard, OBJECT_FLAGS, Object};
 use crate::profile::{Gpu, Profile};
 use crate::shared_machine::SharedMachine;
+use crate::smi::Streams;
 use crate::space::{AddressSpace, Fault, SEQUENCES, SEQUENCES_SIZE, TRAP_HANDLER_SIZE};
 use crate::svm;
 use crate::topology::{NodeProperties, Topology};
@@ -83,6 +84,8 @@ pub struct Device {
     pub evicted: Arc<AtomicBool>,
     /// What runs its kernels, together with those of the process's other GPUs.
     pub compute: Arc<Pool>,
+    /// Who listens to system management events of it.
+    pub smi: Streams,
     space: RwLock<AddressSpace>,
     /// [`PageTable::generation`](crate::engine::view::PageTable::generation)
     generation: AtomicU64,
@@ -309,8 +312,19 @@ impl Process {
             let queue_memory = QueueMemory::of(&node.properties);
             let (evicted, compute) = (Arc::default(), compute.clone());
             let generation = next_generation().into();
-            let device =
-                Device { gpu_id, gpu, arena, sequences, queue_memory, evicted, compute, space, generation };
+            let smi = Streams::default();
+            let device = Device {
+                gpu_id,
+                gpu,
+                arena,
+                sequences,
+                queue_memory,
+                evicted,
+                compute,
+                smi,
+                space,
+                generation,
+            };
             devices.push(Arc::new(device));
         }
         Ok(Self {

@@ -24,6 +24,7 @@ mod range;
 pub mod render;
 pub mod topology;
 mod words;
+mod smi;
 
 pub use dmabuf::DmabufInfo;
 pub use error::KfdError;
@@ -37,3 +38,4 @@ pub use queue::{Doorbells, NewQueue, Queue, QueueUpdate, WaveState};
 pub use range::{GemHandle, Range};
 pub use render::{DriverVersion, RenderNode};
 pub use words::SharedWords;
+pub use smi::{SmiPlace, SmiPlaces};

@@ -8,7 +8,7 @@ mod worker;
 pub use device::device;
 pub use model::model;
 pub use never::{never, never_with_model};
-pub use worker::worker;
+pub use worker::{SMI_DESCRIPTORS, worker};
 
 use crate::seccomp::{Check, Rule, rule};
 

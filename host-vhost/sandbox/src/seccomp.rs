@@ -17,6 +17,8 @@ pub enum Check {
     Is(u8, u32),
     /// Argument number, and bits that have to be 0.
     Without(u8, u32),
+    /// Argument number, a mask, and what the bits of the mask have to be: with a mask of high bits, a range of numbers.
+    Within(u8, u32, u32),
 }
 
 /// A system call that may be made.
@@ -53,6 +55,9 @@ fn condition(check: Check) -> Result<SeccompCondition, BackendError> {
         }
         Check::Without(argument, bits) => {
             SeccompCondition::new(argument, dword, SeccompCmpOp::MaskedEq(u64::from(bits)), 0)
+        }
+        Check::Within(argument, mask, value) => {
+            SeccompCondition::new(argument, dword, SeccompCmpOp::MaskedEq(u64::from(mask)), u64::from(value))
         }
     }
 }

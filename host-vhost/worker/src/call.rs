@@ -6,6 +6,7 @@ pub mod open;
 pub mod process;
 pub mod queue;
 pub mod render;
+pub mod smi;
 pub mod topology;
 
 use virtio_kfd_protocol::{CallType, Handle, Status};

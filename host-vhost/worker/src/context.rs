@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::memory::Memory;
 use crate::pump::Pump;
 use crate::queue::Queues;
+use crate::smi::Smi;
 use crate::throttle::Throttle;
 
 /// A GPU that this VM was given.
@@ -85,10 +86,12 @@ impl Context {
         gpus: Vec<Gpu>,
         archive: Archive,
         vram_limit: Option<u64>,
-        (memory, queues): (Memory, Queues),
+        (memory, queues, smi): (Memory, Queues, Smi),
         channel: Arc<Channel>,
     ) -> Self {
         Context {
+    /// Streams of system management events.
+    pub smi: Smi,
             kfd,
             version,
             gpus,
@@ -116,6 +119,7 @@ impl Context {
 
     /// The queues. Held during the KFD calls that change them; may be taken while the memory is held, and not the other way
     /// round.
+            smi,
     pub fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,7 @@ use virtio_kfd_protocol::frame::{AnswerFrameBuilder, FrameError, RawRequest, Req
 use virtio_kfd_protocol::limits::CONTROL_RING;
 use virtio_kfd_protocol::{Call, CallType, Handle, Ring, Status, calls};
 
-use crate::call::{Made, Outcome, event, memory, open, process, queue, render, topology};
+use crate::call::{Made, Outcome, event, memory, open, process, queue, render, smi, topology};
 use crate::context::Context;
 use crate::failure::Failure;
 
@@ -199,6 +199,15 @@ impl Run<'_> {
             }
         }
     }
+            Request::OpenSmi { fixed, .. } => {
+                self.answer::<calls::OpenSmi>(raw, smi::open_smi(context, &fixed))
+            }
+            Request::CloseSmi { fixed, .. } => {
+                self.answer::<calls::CloseSmi>(raw, smi::close_smi(context, &fixed))
+            }
+            Request::ReadSmi { fixed, .. } => {
+                self.answer::<calls::ReadSmi>(raw, smi::read_smi(context, &fixed))
+            }
 
     /// Reads a request, if it may be sent now and here.
     fn admit(&self, raw: &RawRequest<'_>) -> Result<Request, Failure> {

@@ -26,6 +26,7 @@ mod serve;
 mod share;
 mod start;
 mod throttle;
+mod smi;
 
 pub use serve::{ServeError, serve};
 

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use kfd_host::kfd::KFD_PATH;
 use kfd_host::topology::{self, GpuNode, TOPOLOGY_PATH, TopologyError};
-use kfd_host::{Kfd, KfdError, RenderNode};
+use kfd_host::{Kfd, KfdError, RenderNode, SmiPlaces};
 use kfd_ipc::ledger::{Account, Counted, Ledger};
 use kfd_ipc::worker::{CuMask, Settings};
 use kfd_ipc::{Channel, IPC_FD, IpcError};
+use kfd_sandbox::lists::SMI_DESCRIPTORS;
 use kfd_sandbox::{Role, SandboxError};
 use nix::errno::Errno;
 use thiserror::Error;
@@ -25,6 +26,10 @@ use crate::memory::{Limits, Memory};
 use crate::queue::Queues;
 use crate::select::{SelectError, gfx_name, select};
 
+use crate::smi::Smi;
+
+/// Bytes that the main thread's stack may grow to.
+const STACK_BYTES: u64 = 8 << 20;
 /// Why the worker cannot start: one sentence for the operator.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -133,7 +138,8 @@ pub fn start(
     });
     let vm_queues = account(Counted::Queues, settings.vm_max_queues);
     let queues = Queues::new(settings.max_queues.into(), vm_queues);
-    let context = Context::new(kfd, version, gpus?, archive, vram_limit, (memory, queues), channel);
+    let smi = Smi::new(SmiPlaces::reserve(SMI_DESCRIPTORS));
+    let context = Context::new(kfd, version, gpus?, archive, vram_limit, (memory, queues, smi), channel);
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
     // Not for every log: a guest can make contexts without end.

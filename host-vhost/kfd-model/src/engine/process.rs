@@ -137,6 +137,7 @@ impl World for QueueWorld {
         self.events.memory_fault(memory_exception(fault));
     }
 
+        self.device.smi.memory_fault();
     fn queue_failed(&self, failure: &Failure) {
         if let Some(code) = failure.exception_code()
             && let Some(exceptions) = &self.exceptions

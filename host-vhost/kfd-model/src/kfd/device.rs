@@ -119,6 +119,7 @@ impl Call<'_> {
                 (None, Descriptor::Render { file, gpu }) if gpu == index => {
                     let trap_handler = device.trap_handler_memory(&taken.arena)?;
                     device.drm_file = Some(file);
+                    taken.smi.acquired();
                     let mut space = taken.space_mut();
                     // What was mapped through the render node before stays mapped (amdgpu_vm_make_compute).
                     if let Some(drm) = state.drm_files.get_mut(&file) {
@@ -231,8 +232,9 @@ impl Call<'_> {
     /// `kfd_ioctl_smi_events`.
     pub(super) fn smi_events(&self) -> Result<i32> {
         self.run(|arguments: &mut SmiEventsArgs| {
-            self.process.device(arguments.gpuid)?;
-            Err(Errno::EOPNOTSUPP)
+            let (_, device) = self.process.device(arguments.gpuid)?;
+            arguments.anon_fd = device.smi.open()?.cast_unsigned();
+            Ok(())
         })
     }
 

@@ -46,6 +46,14 @@ pub fn model() -> Vec<Rule> {
         rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_API)),
         rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_REGISTER)),
         rule!(SYS_ioctl, "the same", Check::Is(1, UFFDIO_WRITEPROTECT)),
-        rule!(SYS_read, "the same; a worker has no other descriptor that is read"),
+        rule!(SYS_read, "the same; a worker reads no other descriptor but its streams of events"),
+        rule!(SYS_socketpair, "streams of system management events"),
+        rule!(SYS_sendto, "the same"),
+        rule!(SYS_recvfrom, "the same: which events are enabled"),
+        rule!(
+            SYS_prctl,
+            "the same: the name of the thread that a fault is told by",
+            Check::Is(0, libc::PR_GET_NAME.cast_unsigned())
+        ),
     ]
 }

@@ -60,6 +60,10 @@ pub fn fitting(checks: &[Check]) -> [u64; 6] {
         match *check {
             Check::Is(argument, value) => arguments[usize::from(argument)] = value.into(),
             Check::Without(argument, bits) => arguments[usize::from(argument)] &= !u64::from(bits),
+            Check::Within(argument, mask, value) => {
+                arguments[usize::from(argument)] &= u64::from(!mask);
+                arguments[usize::from(argument)] |= u64::from(value);
+            }
         }
     }
     arguments
@@ -71,6 +75,7 @@ pub fn permits(rules: &[Rule], number: i64, arguments: &[u64; 6]) -> bool {
         rule.checks.iter().all(|check| match *check {
             Check::Is(argument, value) => arguments[usize::from(argument)] as u32 == value,
             Check::Without(argument, bits) => arguments[usize::from(argument)] as u32 & bits == 0,
+            Check::Within(argument, mask, value) => arguments[usize::from(argument)] as u32 & mask == value,
         })
     })
 }
@@ -86,6 +91,10 @@ pub fn near_misses(rules: &[Rule], rule: &Rule) -> Vec<[u64; 6]> {
                 (argument, others.to_vec())
             }
             Check::Without(argument, bits) => (argument, vec![bits, bits | 3, u32::MAX]),
+            Check::Within(argument, mask, value) => {
+                let (first, last) = (value, value | !mask);
+                (argument, vec![first.wrapping_sub(1), last.wrapping_add(1), first ^ 1 << 31, 0, u32::MAX])
+            }
         };
         for value in values {
             let mut arguments = fitting(&rule.checks);

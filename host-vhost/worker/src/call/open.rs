@@ -16,6 +16,7 @@ pub fn hello(context: &Context, frame_version: u32, request: &HelloRequest) -> O
     if !context.agree(version) {
         return Err(Failure::invalid("Hello: this context had its handshake before"));
     }
+    context.smi.greet(request);
     let name = request.name.split(|&byte| byte == 0).next().unwrap_or(&[]).escape_ascii();
     // Contexts are cheap for a guest, and a limit of one worker's lines would bound nothing.
     tracing::debug!("guest process {} ({name}), wire version {version}", request.guest_pid);

@@ -42,6 +42,7 @@ pub fn acquire_vm(context: &Context, request: &GpuRequest) -> Outcome<AcquireVm>
     let gpu = context.gpu(request.gpu_id)?;
     context.kfd.acquire_vm(gpu.id.0, &gpu.render)?;
     Ok(Reply::of(Nothing {}))
+    context.smi.acquired();
 }
 
 pub fn set_memory_policy(context: &Context, request: &SetMemoryPolicyRequest) -> Outcome<SetMemoryPolicy> {

@@ -110,6 +110,9 @@ fn used(rule: &Rule, calls: &[Call]) -> bool {
             && rule.checks.iter().all(|check| match *check {
                 Check::Is(argument, value) => arguments[usize::from(argument)] as u32 == value,
                 Check::Without(argument, bits) => arguments[usize::from(argument)] as u32 & bits == 0,
+                Check::Within(argument, mask, value) => {
+                    arguments[usize::from(argument)] as u32 & mask == value
+                }
             })
     })
 }
@@ -145,6 +148,12 @@ fn everything(worker: &mut Worker) {
         worker.frame(ring, frame);
         worker.answer(ring);
     }
+    let stream = worker.call::<OpenSmi>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap().0;
+    let mut read = frame(VERSION);
+    read.push::<ReadSmi>(&ReadSmiRequest { timeout: 1, pad: 0 }, &[], 0).unwrap();
+    worker.frame(1, read);
+    worker.answer(1);
+    worker.call::<CloseSmi>(&stream, &[]).unwrap();
     // What the device must not send: the worker says so in its log and ends.
     worker.send(&ToWorker::Start(settings()), None);
 }
