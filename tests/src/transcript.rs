@@ -11,6 +11,18 @@ use crate::talk::Talk;
 /// How long a program may be silent.
 const SILENCE: Duration = Duration::from_secs(120);
 
+/// Fails with each line in which two texts differ; `places` says what printed the first and the second.
+#[track_caller]
+pub fn assert_same_lines(what: &str, places: (&str, &str), first: &str, second: &str) {
+    let (left, right): (Vec<&str>, Vec<&str>) = (first.lines().collect(), second.lines().collect());
+    let differ: Vec<String> = (0..left.len().max(right.len()))
+        .map(|line| (line, left.get(line), right.get(line)))
+        .filter(|(_, left, right)| left != right)
+        .map(|(line, left, right)| format!("line {line}: {} {left:?}, {} {right:?}", places.0, places.1))
+        .collect();
+    assert!(differ.is_empty(), "{what}:\n{}", differ.join("\n"));
+}
+
 /// A line that may differ: exactly these two, in this section.
 #[derive(Debug, Clone, Copy)]
 pub struct Exception {

@@ -5,13 +5,14 @@
 //! `kfd_ioctl_get_clock_counters` (CLOCK_MONOTONIC_RAW and CLOCK_BOOTTIME); flags are hsakmttypes.h's.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use kfd_model::debug::{DEBUG_VARIABLE, HsaHwExceptionData, Mailbox};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
@@ -59,9 +60,7 @@ impl Stack {
         artifacts.program("vhost-user-kfd")?;
         artifacts.thunk()?;
         let root = artifacts.packages(SET)?;
-        let package = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-        let source = package.join("tests/c").join(format!("{name}.c"));
+        let source = package_path(&format!("tests/c/{name}.c"));
         let program = CProgram::compile(&root, &source, Place::Host).unwrap();
         let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
         Ok(Stack { artifacts, program, daemon })

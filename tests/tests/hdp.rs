@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{run, text};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
 const SET: &str = "rocm-trixie";
@@ -16,10 +17,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 const SIGSEGV: i32 = 11;
 
 fn source() -> PathBuf {
-    // Where the tests run, which need not be where they were built.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/hdp.c")
+    package_path("tests/c/hdp.c")
 }
 
 /// The program with one of its parts, natively and in loop-back.

@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
+use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Runtime, Under, need};
 
 const GPU: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn source(name: &str) -> PathBuf {
-    // Where the tests run, which need not be where they were built.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/hip").join(format!("{name}.hip"))
+    package_path(&format!("tests/hip/{name}.hip"))
 }
 
 /// Runs a program natively and in loop-back.
@@ -40,13 +39,7 @@ fn compare(
     for (place, text) in [("on the model", &native), ("in loop-back", &ours)] {
         assert_eq!(text.lines().last(), Some(&*format!("{name}: all right")), "{what} {place}:\n{text}");
     }
-    let differ: Vec<String> = native
-        .lines()
-        .zip(ours.lines())
-        .filter(|(native, ours)| native != ours)
-        .map(|(native, ours)| format!("native {native:?}, loop-back {ours:?}"))
-        .collect();
-    assert!(differ.is_empty() && native.lines().count() == ours.lines().count(), "{what}: {differ:#?}");
+    assert_same_lines(what, ("native", "loop-back"), &native, &ours);
     println!("{name} {what}\n{ours}");
 }
 

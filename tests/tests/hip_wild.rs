@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::process::Keeper;
 use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Under, need};
 
@@ -16,9 +17,7 @@ const GPU: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/wild/wild.hip")
+    package_path("tests/wild/wild.hip")
 }
 
 /// How a run ended: its signal, and all that it printed.

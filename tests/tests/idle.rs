@@ -2,10 +2,10 @@
 //! calls. The program: tests/c/idle.c. In a guest: `qemu_idle`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, cpu_time, need};
 
@@ -54,9 +54,7 @@ impl Stack {
         artifacts.program("vhost-user-kfd")?;
         artifacts.thunk()?;
         let root = artifacts.packages(SET)?;
-        let package = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-        let program = CProgram::compile(&root, &package.join("tests/c/idle.c"), Place::Host).unwrap();
+        let program = CProgram::compile(&root, &package_path("tests/c/idle.c"), Place::Host).unwrap();
         let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
         Ok(Stack { daemon, artifacts, program })
     }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::moments::{Moments, rounds};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Keeper, Under, need};
 
 const SET: &str = "rocm-trixie";
@@ -62,9 +63,7 @@ impl Stack {
         artifacts.program("vhost-user-kfd")?;
         artifacts.thunk()?;
         let root = artifacts.packages(SET)?;
-        let package = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-        let program = CProgram::compile(&root, &package.join("tests/c/busy.c"), Place::Host).unwrap();
+        let program = CProgram::compile(&root, &package_path("tests/c/busy.c"), Place::Host).unwrap();
         let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("tmp")).unwrap();

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use virtio_kfd_tests::native::{LOOPBACK_VARIABLE, MODEL_VARIABLE, text};
+use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, Daemon, need};
 
 /// What Linux 6.12 without a GPU answers; printed by the real driver.
@@ -26,12 +27,7 @@ fn for_this_user(golden: &str) -> String {
 
 #[track_caller]
 fn same(found: &str, golden: &str) {
-    let (found, golden): (Vec<&str>, Vec<&str>) = (found.lines().collect(), golden.lines().collect());
-    let differ: Vec<String> = (0..found.len().max(golden.len()))
-        .filter(|line| found.get(*line) != golden.get(*line))
-        .map(|line| format!("line {line}: {:?}, the kernel's is {:?}", found.get(line), golden.get(line)))
-        .collect();
-    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert_same_lines("kfd-oracle", ("the model's", "the kernel's"), found, golden);
 }
 
 #[test]

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
+use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Under, need};
 
 const GPU: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/opencl").join(format!("{name}.c"))
+    package_path(&format!("tests/opencl/{name}.c"))
 }
 
 /// What a program prints natively and in loop-back.
@@ -44,13 +44,7 @@ fn both(artifacts: &Artifacts, programs: &GpuPrograms, program: &Path, arguments
 
 #[track_caller]
 fn same(both: &Both) {
-    let (native, ours): (Vec<&str>, Vec<&str>) =
-        (both.native.lines().collect(), both.loopback.lines().collect());
-    let differ: Vec<String> = (0..native.len().max(ours.len()))
-        .filter(|line| native.get(*line) != ours.get(*line))
-        .map(|line| format!("line {line}: native {:?}, ours {:?}", native.get(line), ours.get(line)))
-        .collect();
-    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert_same_lines("a program", ("native", "ours"), &both.native, &both.loopback);
 }
 
 macro_rules! parts {

@@ -14,7 +14,9 @@ use piglit::Piglit;
 use virtio_kfd_tests::gpu_guest::{self, Program};
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::process::Keeper;
+use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Guest, Under, need};
 
 const GPU: &str = "gfx906";
@@ -42,19 +44,12 @@ const PIGLIT: &[&str] = &["calls.cl", "local-memory.cl", "load-hi16.cl"];
 const OPENCL: &[(&str, &str)] = &[("kernels", ""), ("maths", ""), ("memory", ""), ("profiling", "loose")];
 
 fn source(place: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests").join(place)
+    package_path(&format!("tests/{place}"))
 }
 
 #[track_caller]
 fn same(what: &str, native: &str, guest: &str) {
-    let (native, guest): (Vec<&str>, Vec<&str>) = (native.lines().collect(), guest.lines().collect());
-    let differ: Vec<String> = (0..native.len().max(guest.len()))
-        .filter(|line| native.get(*line) != guest.get(*line))
-        .map(|line| format!("line {line}: native {:?}, guest {:?}", native.get(line), guest.get(line)))
-        .collect();
-    assert!(differ.is_empty(), "{what}:\n{}", differ.join("\n"));
+    assert_same_lines(what, ("native", "guest"), native, guest);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use expected::{CLASSES, NOT_LOCKED, class_size};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{SETS, runtime, text};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::transcript::{Outcome, compare};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, VmBuilder, need};
 
@@ -34,9 +35,7 @@ the parent goes on: yes
 ";
 
 fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/rocr")
+    package_path("tests/c/rocr")
 }
 
 fn lines(text: &str) -> Outcome {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Under, gpu_guest, need, seam_guest};
 
 const GPU: &str = "gfx906";
@@ -50,9 +51,7 @@ const USUAL: &[(&str, Optimisation)] = &[
 const LEVELS: &str = "VIRTIO_KFD_TEST_LEVELS";
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/hip").join(format!("{name}.hip"))
+    package_path(&format!("tests/hip/{name}.hip"))
 }
 
 /// Runs the programs in a guest of their own, and natively.

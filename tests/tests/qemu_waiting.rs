@@ -13,6 +13,7 @@ use kfd_model::debug::{HsaHwExceptionData, Mailbox};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, cpu_time, need};
 
 const SET: &str = "rocm-trixie";
@@ -69,9 +70,7 @@ struct Cost {
 }
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(format!("{name}.c"))
+    package_path(&format!("tests/c/{name}.c"))
 }
 
 impl Stack {

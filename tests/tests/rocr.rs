@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use expected::{CLASSES, NOT_LOCKED, class_size};
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::parts::package_path;
 
 use virtio_kfd_tests::native::{SETS, run, runtime, text};
 use virtio_kfd_tests::process::Keeper;
@@ -22,9 +23,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 const REGISTER: &str = "VIRTIO_KFD_REGISTER";
 
 fn source() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c/rocr")
+    package_path("tests/c/rocr")
 }
 
 /// The artifacts, if all that these tests need is there.

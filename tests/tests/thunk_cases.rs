@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::text;
+use virtio_kfd_tests::parts::package_path;
+use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
 
 const SET: &str = "rocm-trixie";
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn source(name: &str) -> PathBuf {
-    // Where the tests run, which need not be where they were built.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(format!("{name}.c"))
+    package_path(&format!("tests/c/{name}.c"))
 }
 
 /// What a program prints natively and in loop-back.
@@ -41,13 +40,7 @@ fn both(artifacts: &Artifacts, root: &Path, name: &str, profile: &str, arguments
 
 #[track_caller]
 fn same(both: &Both) {
-    let (native, ours): (Vec<&str>, Vec<&str>) =
-        (both.native.lines().collect(), both.loopback.lines().collect());
-    let differ: Vec<String> = (0..native.len().max(ours.len()))
-        .filter(|line| native.get(*line) != ours.get(*line))
-        .map(|line| format!("line {line}: native {:?}, ours {:?}", native.get(line), ours.get(line)))
-        .collect();
-    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert_same_lines("a program", ("native", "ours"), &both.native, &both.loopback);
 }
 
 /// That a line stands in the output of both, as often as given.

@@ -4,65 +4,16 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
-#include "hsa_api.h"
+#include "hsa_gpu.h"
 
 #define BUFFERS 400
 #define SIZE (4u << 20) /* too large for ROCr to share one buffer among several */
 #define THREADS 4
 #define ROUNDS 3
 
-static hsa_agent_t cpu, gpu;
-static hsa_amd_memory_pool_t system_pool, vram;
 static uint32_t *buffers[BUFFERS];
-
-#define MUST(call) do { \
-		hsa_status_t must = (call); \
-		if (must != HSA_STATUS_SUCCESS && must != HSA_STATUS_INFO_BREAK) { \
-			const char *text = "?"; \
-			hsa_status_string(must, &text); \
-			printf("line %d: %s: %s\n", __LINE__, #call, text); \
-			exit(1); \
-		} \
-	} while (0)
-
-static hsa_status_t agent(hsa_agent_t found, void *data)
-{
-	int device;
-	(void)data;
-	MUST(hsa_agent_get_info(found, HSA_AGENT_INFO_DEVICE, &device));
-	if (device == HSA_DEVICE_TYPE_CPU)
-		cpu = found;
-	else if (device == HSA_DEVICE_TYPE_GPU && !gpu.handle)
-		gpu = found;
-	return HSA_STATUS_SUCCESS;
-}
-
-static hsa_status_t pool(hsa_amd_memory_pool_t found, void *data)
-{
-	int segment;
-	_Bool allowed;
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_SEGMENT, &segment));
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, &allowed));
-	if (segment != HSA_AMD_SEGMENT_GLOBAL || !allowed)
-		return HSA_STATUS_SUCCESS;
-	*(hsa_amd_memory_pool_t *)data = found;
-	return HSA_STATUS_INFO_BREAK;
-}
-
-static void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_agent_t from_agent)
-{
-	hsa_signal_t done;
-	MUST(hsa_signal_create(1, 0, NULL, &done));
-	MUST(hsa_amd_memory_async_copy(to, to_agent, from, from_agent, SIZE, 0, NULL, done));
-	hsa_signal_wait_scacquire(done, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
-	MUST(hsa_signal_destroy(done));
-}
 
 /* Words that are looked at: the first, one in the middle, the last. */
 static const size_t places[] = {0, SIZE / 8 + 3, SIZE / 4 - 1};
@@ -106,7 +57,7 @@ static unsigned now[BUFFERS];
 
 static unsigned wrong_for_gpu(uint32_t *host, unsigned buffer)
 {
-	copy(host, cpu, buffers[buffer], gpu);
+	copy(host, cpu, buffers[buffer], gpu, SIZE);
 	return wrong(host, buffer, now[buffer]);
 }
 
@@ -206,7 +157,7 @@ static void halved(uint32_t *host)
 	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 2)
 		count += wrong(buffers[buffer], buffer, now[buffer]);
 	for (unsigned buffer = 15; buffer < BUFFERS; buffer += 20) {
-		copy(host, cpu, buffers[buffer], gpu);
+		copy(host, cpu, buffers[buffer], gpu, SIZE);
 		for (unsigned place = 0; place < 3; place++) {
 			const volatile uint32_t *memory = buffers[buffer];
 			count += memory[places[place]] != word(buffer, place, place ? 8 : 7);
@@ -219,10 +170,7 @@ static void halved(uint32_t *host)
 int main(void)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	MUST(hsa_init());
-	MUST(hsa_iterate_agents(agent, NULL));
-	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
-	MUST(hsa_amd_agent_iterate_memory_pools(gpu, pool, &vram));
+	start();
 	uint32_t *host;
 	unsigned count;
 	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
@@ -242,7 +190,7 @@ int main(void)
 
 	count = 0;
 	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 20) {
-		copy(host, cpu, buffers[buffer], gpu);
+		copy(host, cpu, buffers[buffer], gpu, SIZE);
 		count += wrong(host, buffer, 1);
 	}
 	printf("what the GPU sees: %u wrong\n", count);
@@ -251,7 +199,7 @@ int main(void)
 	for (unsigned buffer = 0; buffer < BUFFERS; buffer += 20) {
 		for (unsigned place = 0; place < 3; place++)
 			host[places[place]] = word(buffer, place, 2);
-		copy(buffers[buffer], gpu, host, cpu);
+		copy(buffers[buffer], gpu, host, cpu, SIZE);
 	}
 	for (unsigned buffer = 0; buffer < BUFFERS; buffer++)
 		count += wrong(buffers[buffer], buffer, buffer % 20 ? 1 : 2);

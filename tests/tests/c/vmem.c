@@ -1,12 +1,8 @@
 /* ROCr's virtual memory interface (hsa_amd_vmem_*): memory without an address, mapped at addresses of the program's choice by
  * dma-bufs and libdrm, and moved. What GPUs see is read by copies. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "hsa_api.h"
+#include "hsa_gpu.h"
 
 typedef struct {
 	uint64_t handle;
@@ -31,66 +27,10 @@ hsa_status_t hsa_amd_portable_close_dmabuf(int fd);
 
 #define SIZE (2u << 20)
 
-static hsa_agent_t cpu, gpu;
-static hsa_amd_memory_pool_t system_pool, vram;
-
-static const char *name(hsa_status_t status)
-{
-	const char *text = "?";
-	if (status == HSA_STATUS_SUCCESS)
-		return "SUCCESS";
-	hsa_status_string(status, &text);
-	return text;
-}
-
-#define MUST(call) do { \
-		hsa_status_t must = (call); \
-		if (must != HSA_STATUS_SUCCESS && must != HSA_STATUS_INFO_BREAK) { \
-			printf("line %d: %s: %s\n", __LINE__, #call, name(must)); \
-			exit(1); \
-		} \
-	} while (0)
-
-static hsa_status_t agent(hsa_agent_t found, void *data)
-{
-	int device;
-	(void)data;
-	MUST(hsa_agent_get_info(found, HSA_AGENT_INFO_DEVICE, &device));
-	if (device == HSA_DEVICE_TYPE_CPU)
-		cpu = found;
-	else if (device == HSA_DEVICE_TYPE_GPU && !gpu.handle)
-		gpu = found;
-	return HSA_STATUS_SUCCESS;
-}
-
-static hsa_status_t pool(hsa_amd_memory_pool_t found, void *data)
-{
-	int segment;
-	_Bool allowed;
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_SEGMENT, &segment));
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, &allowed));
-	if (segment != HSA_AMD_SEGMENT_GLOBAL || !allowed)
-		return HSA_STATUS_SUCCESS;
-	*(hsa_amd_memory_pool_t *)data = found;
-	return HSA_STATUS_INFO_BREAK;
-}
-
-static void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_agent_t from_agent)
-{
-	hsa_signal_t done;
-	MUST(hsa_signal_create(1, 0, NULL, &done));
-	MUST(hsa_amd_memory_async_copy(to, to_agent, from, from_agent, SIZE, 0, NULL, done));
-	hsa_signal_wait_scacquire(done, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
-	MUST(hsa_signal_destroy(done));
-}
-
 int main(void)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	MUST(hsa_init());
-	MUST(hsa_iterate_agents(agent, NULL));
-	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
-	MUST(hsa_amd_agent_iterate_memory_pools(gpu, pool, &vram));
+	start();
 	unsigned char *host, *back;
 	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
 	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
@@ -108,8 +48,8 @@ int main(void)
 	printf("another: %s\n", name(hsa_amd_vmem_handle_create(vram, SIZE, MEMORY_TYPE_NONE, 0, &other)));
 	printf("map: %s\n", name(hsa_amd_vmem_map(va, SIZE, 0, handle, 0)));
 	printf("access: %s\n", name(hsa_amd_vmem_set_access(va, SIZE, &access, 1)));
-	copy(va, gpu, host, cpu);
-	copy(back, cpu, va, gpu);
+	copy(va, gpu, host, cpu, SIZE);
+	copy(back, cpu, va, gpu, SIZE);
 	printf("came back: %d\n", memcmp(host, back, SIZE) == 0);
 	printf("unmap: %s\n", name(hsa_amd_vmem_unmap(va, SIZE)));
 	printf("the other one there: %s\n", name(hsa_amd_vmem_map(va, SIZE, 0, other, 0)));
@@ -117,11 +57,11 @@ int main(void)
 	printf("the first one elsewhere: %s\n", name(hsa_amd_vmem_map(va + 2 * SIZE, SIZE, 0, handle, 0)));
 	printf("access: %s\n", name(hsa_amd_vmem_set_access(va + 2 * SIZE, SIZE, &access, 1)));
 	memset(back, 0, SIZE);
-	copy(back, cpu, va + 2 * SIZE, gpu);
+	copy(back, cpu, va + 2 * SIZE, gpu, SIZE);
 	printf("it has moved: %d\n", memcmp(host, back, SIZE) == 0);
 	memset(back, 0x5a, SIZE);
-	copy(va, gpu, back, cpu);
-	copy(back, cpu, va + 2 * SIZE, gpu);
+	copy(va, gpu, back, cpu, SIZE);
+	copy(back, cpu, va + 2 * SIZE, gpu, SIZE);
 	printf("and is another one: %d\n", memcmp(host, back, SIZE) == 0);
 	printf("unmap: %s %s\n", name(hsa_amd_vmem_unmap(va, SIZE)), name(hsa_amd_vmem_unmap(va + 2 * SIZE, SIZE)));
 	printf("release: %s %s\n", name(hsa_amd_vmem_handle_release(handle)), name(hsa_amd_vmem_handle_release(other)));

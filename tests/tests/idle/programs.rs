@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, CProgram, GpuPrograms};
 
 pub const GPU: &str = "gfx906";
@@ -28,12 +29,10 @@ pub struct Programs {
 impl Programs {
     /// Compiles them.
     pub fn find(artifacts: &Artifacts) -> Result<Programs> {
-        let package = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
         let root = artifacts.packages(RUNTIME)?;
         let compiler = GpuPrograms::find(artifacts, HIP)?;
-        let rocr = CProgram::compile_for_rocr(&root, &package.join("tests/c/idle_rocr.c"), Place::Guest)?;
-        let hip = compiler.hip(&package.join("tests/idle/idle.hip"), GPU, Optimisation::Full)?;
+        let rocr = CProgram::compile_for_rocr(&root, &package_path("tests/c/idle_rocr.c"), Place::Guest)?;
+        let hip = compiler.hip(&package_path("tests/idle/idle.hip"), GPU, Optimisation::Full)?;
         Ok(Programs { rocr, hip })
     }
 
