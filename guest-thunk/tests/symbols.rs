@@ -6,7 +6,8 @@
 //!
 //! For other callers, from rocm-systems: `libhsakmt-2026.txt` is libhsakmt.ver of 0dfa0cb3, its names for Windows counted in;
 //! `dtif-rocr-7.txt` what thunk_loader.cpp of ROCr 7.2 looks up in libdtif.so; `vhsakmt-2025-08.txt` libhsakmt_virtio.ver of
-//! 1b1610fc; `vhsakmt-2026.txt` the functions of hsakmt_virtio.h in the middle of 2026.
+//! 1b1610fc; `vhsakmt-2026.txt` the functions of hsakmt_virtio.h in the middle of 2026; `vhsakmt-driver-2026.txt` what
+//! amd_kfd_virtio_driver.cpp of 0877507f, later in 2026, calls.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -49,6 +50,10 @@ fn the_table_has_every_function_of_debians_libraries() {
     }
 }
 
+/// Lists of names with a `v` in front, and how many there are.
+const VIRTIO: [(&str, usize); 3] =
+    [("vhsakmt-2025-08.txt", 40), ("vhsakmt-2026.txt", 80), ("vhsakmt-driver-2026.txt", 40)];
+
 #[test]
 fn the_table_has_what_other_callers_ask_for() {
     let mut ours = ours();
@@ -58,7 +63,7 @@ fn the_table_has_what_other_callers_ask_for() {
     for name in names {
         assert!(ours.contains(&name.as_str()), "{name} of ROCr 7's loader");
     }
-    for (list, count) in [("vhsakmt-2025-08.txt", 40), ("vhsakmt-2026.txt", 80)] {
+    for (list, count) in VIRTIO {
         let names = golden(list);
         assert_eq!(names.len(), count, "{list}");
         for name in names {
@@ -79,7 +84,8 @@ fn the_table_has_nothing_else() {
         "libhsakmt-2026.txt",
         "dtif-rocr-7.txt",
     ];
-    let theirs: Vec<String> = lists.into_iter().flat_map(golden).collect();
+    let driver = golden("vhsakmt-driver-2026.txt").into_iter().map(|name| name[1..].to_owned());
+    let theirs: Vec<String> = lists.into_iter().flat_map(golden).chain(driver).collect();
     for name in ours() {
         assert!(theirs.iter().any(|other| other == name), "{name} is in no list");
     }

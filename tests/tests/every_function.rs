@@ -1,5 +1,5 @@
-//! A program that calls each of the 109 functions on the list of 2026, and the four more that ROCr 7 looks up, through each library
-//! that has them: `libhsakmt.so.1`, `libhsakmt_virtio` and `libdtif.so`. Each does what docs/coverage.md says.
+//! A program that calls each of the 109 functions on the list of 2026, the four more that ROCr 7 looks up, and the one more that its
+//! driver for virtio calls, through each library that has them: `libhsakmt.so.1`, `libhsakmt_virtio` and `libdtif.so`. Each does what docs/coverage.md says.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
 #[path = "every/page.rs"]
@@ -17,8 +17,8 @@ use virtio_kfd_tests::{Artifacts, CProgram, Daemon, need};
 const SET: &str = "rocm-trixie";
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Sizes of HsaNodeProperties, HsaIoLinkProperties and HsaCacheProperties.
-type Sizes = [&'static str; 3];
+/// Sizes of HsaNodeProperties, HsaIoLinkProperties, HsaCacheProperties and HsaQueueInfo.
+type Sizes = [&'static str; 4];
 
 /// Runs the program in loop-back.
 fn call_all(
@@ -56,21 +56,35 @@ fn parts() -> anyhow::Result<(Artifacts, CProgram)> {
 fn libhsakmt_does_what_the_page_says() {
     let (artifacts, program) = need!(parts());
     let library = need!(artifacts.thunk());
-    does_what_the_page_says(&call_all(&artifacts, &program, &library, "-", ["356", "48", "1056"], None));
+    does_what_the_page_says(&call_all(
+        &artifacts,
+        &program,
+        &library,
+        "-",
+        ["356", "48", "1056", "68"],
+        None,
+    ));
 }
 
 #[test]
 fn libhsakmt_virtio_does_the_same_in_each_layout() {
     let (artifacts, program) = need!(parts());
     for (layout, sizes) in [
-        ("368", ["368", "52", "1056"]),
-        ("376", ["376", "52", "1056"]),
-        ("392", ["392", "52", "1056"]),
-        ("396", ["396", "52", "1056"]),
-        ("396-1060", ["396", "52", "1060"]),
+        ("368", ["368", "52", "1056", "68"]),
+        ("376", ["376", "52", "1056", "68"]),
+        ("392", ["392", "52", "1056", "68"]),
+        ("396", ["396", "52", "1056", "68"]),
+        ("396-1060", ["396", "52", "1060", "76"]),
     ] {
         let library = need!(artifacts.virtio(layout, "libhsakmt_virtio.so.1"));
-        does_what_the_page_says(&call_all(&artifacts, &program, &library, "v", sizes, None));
+        let output = call_all(&artifacts, &program, &library, "v", sizes, None);
+        does_what_the_page_says(&output);
+        let newest = sizes[3] != "68";
+        assert_eq!(
+            output.contains("save area is larger than what is used: 1\n"),
+            newest,
+            "{layout}: {output}"
+        );
     }
 }
 
@@ -91,8 +105,8 @@ fn libdtif_does_the_same_for_runtimes_that_it_knows() {
     let library = need!(artifacts.dtif());
     let directory = tempfile::tempdir().unwrap();
     for (texts, sizes) in [
-        (["capability2", "family_id"], ["368", "52", "1056"]),
-        (["capability2", "ctl_stack_size"], ["376", "52", "1056"]),
+        (["capability2", "family_id"], ["368", "52", "1056", "68"]),
+        (["capability2", "ctl_stack_size"], ["376", "52", "1056", "68"]),
     ] {
         let runtime = runtime(directory.path(), &texts);
         let output = call_all(&artifacts, &program, &library, "-", sizes, Some(&runtime));
@@ -107,7 +121,8 @@ fn libdtif_refuses_runtimes_that_it_does_not_know() {
     let library = need!(artifacts.dtif());
     let directory = tempfile::tempdir().unwrap();
     let older = runtime(directory.path(), &["capability", "family_id"]);
-    let refused = |preload| call_all(&artifacts, &program, &library, "-", ["376", "52", "1056"], preload);
+    let refused =
+        |preload| call_all(&artifacts, &program, &library, "-", ["376", "52", "1056", "68"], preload);
     assert_eq!(refused(Some(&older)), "DtifCreate: 0\n");
     let newer =
         runtime(directory.path(), &["capability2", "ctl_stack_size", "hsaKmtGetNodeWallclockFrequency"]);

@@ -37,7 +37,7 @@ fn each_function_does_what_the_page_says() {
         .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
     guest.run(&Command::shell(OPEN_TO_USERS).limit(LIMIT)).unwrap().checked().unwrap();
     let thunk = format!("/{}", THUNK.trim_start_matches('/'));
-    for arguments in [format!("{thunk} - 356 48 1056"), format!("{VIRTIO} v 376 52 1056")] {
+    for arguments in [format!("{thunk} - 356 48 1056 68"), format!("{VIRTIO} v 376 52 1056 68")] {
         let output = guest.run(&user(&format!("{PROGRAM} {arguments}")).limit(LIMIT)).unwrap();
         assert!(output.success(), "{arguments}: {output}\n{}", daemon.report());
         page::check(&output.text(), false);

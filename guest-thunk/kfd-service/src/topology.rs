@@ -316,7 +316,8 @@ impl View<'_> {
 }
 
 /// A link between CPUs.
-fn cpu_link(link: &hsakmt_abi::topology::HsaIoLinkProperties) -> String {
+fn cpu_link(link: &hsakmt_abi::caller::NodeLink) -> String {
+    let link = &link.properties;
     sysfs::properties(&[
         ("type", u64::from({ link.io_link_type }.0)),
         ("version_major", 0),

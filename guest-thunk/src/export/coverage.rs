@@ -22,7 +22,8 @@ pub fn coverage_page() -> String {
          of rocm-systems in the middle of 2026 (109 names), DTIF what ROCr 7.0 to 7.2 looks up in `libdtif.so`.\n\n\
          All of them are in three libraries: `libhsakmt.so.1`, `libdtif.so` (with `DtifCreate` and `DtifDestroy`), and \
          `libhsakmt_virtio` with a `v` in front of each name, libdrm's included. Column v says since when \
-         `hsakmt_virtio.h` has it: 2025-08 or 2026; the others are there all the same.\n",
+         `hsakmt_virtio.h` has it: 2025-08 or 2026, or that ROCr's driver calls it later in 2026; the others are there all the \
+         same.\n",
         exports().count(),
         count(State::Done),
         count(State::NotImplemented),
@@ -65,9 +66,10 @@ pub fn coverage_page() -> String {
 }
 
 /// Names that ROCr's driver for virtio may call (see tests/symbols.rs), without the `v`.
-const VIRTIO: [(&str, &str); 2] = [
+const VIRTIO: [(&str, &str); 3] = [
     ("2025-08", include_str!("../../golden/vhsakmt-2025-08.txt")),
     ("2026", include_str!("../../golden/vhsakmt-2026.txt")),
+    ("later in 2026", include_str!("../../golden/vhsakmt-driver-2026.txt")),
 ];
 
 /// Since when ROCr's driver for virtio may call a function.

@@ -4,8 +4,10 @@
 
 use hsakmt_abi::event::HsaEvent;
 use hsakmt_abi::queue::{HsaQueueInfo, HsaQueuePriority, HsaQueueResource, HsaQueueType};
+use hsakmt_abi::status::HsakmtStatus;
 use virtio_kfd_protocol::limits::MAX_CU_MASK_WORDS;
 
+use super::caller::layout;
 use super::exports;
 use super::pointer::{Address, In, Out, number};
 use crate::thunk::open;
@@ -14,6 +16,8 @@ use crate::thunk::refusal::{Outcome, Refusal};
 
 /// Bits of a word of a mask.
 const BITS: u32 = u32::BITS;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 /// Makes a queue that is described once what stands in its resource is known.
 fn create(
@@ -82,6 +86,44 @@ exports! {
         })
     }
 
+    /// Makes a queue, with a ring of metadata behind its ring.
+    done("as hsaKmtCreateQueue; NOT_IMPLEMENTED with metadata, which kernels from KFD 1.22 on know for gfx12.1's AQL queues")
+    fn hsaKmtCreateQueueV2(
+        node_id: u32,
+        queue_type: HsaQueueType,
+        queue_percentage: u32,
+        priority: HsaQueuePriority,
+        sdma_engine_id: u32,
+        queue_address: Address,
+        queue_size_in_bytes: u64,
+        metadata_queue_size_in_bytes: u64,
+        event: Out<HsaEvent>,
+        queue_resource: Out<HsaQueueResource>,
+    ) {
+        match metadata_queue_size_in_bytes {
+            0 => {}
+            bytes if !bytes.is_multiple_of(PAGE) => {
+                let why = format!("MetaDataQueueSizeInBytes is {bytes:#x}, expected whole pages");
+                return Err(Refusal::parameter(why));
+            }
+            bytes => {
+                let why = format!("a queue with {bytes:#x} bytes of metadata");
+                return Err(Refusal::new(HsakmtStatus::NOT_IMPLEMENTED, why));
+            }
+        }
+        create(queue_resource, |resource| NewQueue {
+            node: node_id,
+            kind: queue_type,
+            percentage: queue_percentage,
+            priority,
+            sdma_engine: sdma_engine_id,
+            ring: number(queue_address),
+            ring_size: queue_size_in_bytes,
+            event: event.read(),
+            resource,
+        })
+    }
+
     /// Rings the doorbell of an AQL queue for all packets that have been reserved.
     done("what ROCr does under HSA_ENABLE_DTIF instead of a store to the doorbell")
     fn hsaKmtQueueRingDoorbell(queue_id: u64) {
@@ -135,12 +177,13 @@ exports! {
         thunk.queues.set_cu_mask(&thunk.client, queue_id, &mask)
     }
 
-    /// State of a queue's waves.
+    /// State of a queue's waves, in the caller's layout.
     done("not on GPUs of several dies")
     fn hsaKmtGetQueueInfo(queue_id: u64, queue_info: Out<HsaQueueInfo>) {
         let thunk = open::current()?;
         let queue_info = queue_info.required("QueueInfo")?;
-        queue_info.write(thunk.queues.info(&thunk.client, queue_id)?);
+        let (info, save_area) = thunk.queues.info(&thunk.client, queue_id)?;
+        queue_info.bytes().write_all(&layout().queue_info(&info, save_area));
         Ok(())
     }
 

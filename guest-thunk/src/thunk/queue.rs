@@ -12,7 +12,7 @@
 mod doorbell;
 mod ring;
 mod sizes;
-pub(super) mod trap;
+pub mod trap;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -318,8 +318,9 @@ impl Queues {
         Ok(())
     }
 
-    /// `hsaKmtGetQueueInfo`: the state of an inactive queue's waves. The control stack is then in the save area.
-    pub fn info(&self, client: &Client, id: u64) -> Outcome<HsaQueueInfo> {
+    /// `hsaKmtGetQueueInfo`: the state of an inactive queue's waves, and the bytes of one die's save area. The control stack is
+    /// then in there.
+    pub fn info(&self, client: &Client, id: u64) -> Outcome<(HsaQueueInfo, u64)> {
         let queue = self.find(id)?;
         let none = || Refusal::error("the queue has no save area");
         let (save, block) = queue.parts.save.as_ref().ok_or_else(none)?;
@@ -342,7 +343,7 @@ impl Queues {
             block.store_bytes(top.into(), stack);
         }
         let start = block.start();
-        Ok(HsaQueueInfo {
+        let info = HsaQueueInfo {
             num_cu_assigned: queue.cu_bits.load(Ordering::Relaxed),
             cu_mask_info: queue.parts.control.start().saturating_add(CU_MASK),
             user_context_save_area: start.saturating_add(save.control_stack.into()),
@@ -351,7 +352,8 @@ impl Queues {
             control_stack_used_in_bytes: used.into(),
             save_area_header: start,
             ..Default::default()
-        })
+        };
+        Ok((info, save.area.into()))
     }
 
     /// `hsaKmtAllocQueueGWS`: the first one.

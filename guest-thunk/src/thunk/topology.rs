@@ -9,11 +9,10 @@ pub mod text;
 
 use std::path::Path;
 
-use hsakmt_abi::caller::NodeExtras;
+use hsakmt_abi::caller::{NodeExtras, NodeLink};
 use hsakmt_abi::status::HsakmtStatus;
 use hsakmt_abi::topology::{
-    HsaCacheProperties, HsaHeapType, HsaIoLinkProperties, HsaMemoryProperties, HsaNodeProperties356,
-    HsaSystemProperties,
+    HsaCacheProperties, HsaHeapType, HsaMemoryProperties, HsaNodeProperties356, HsaSystemProperties,
 };
 use kfd_abi::drm::amdgpu::AMDGPU_INFO_DEV_INFO;
 use virtio_kfd_protocol::calls::{AcquireVm, GetApertures, RenderInfo, SetMemoryPolicy};
@@ -55,7 +54,7 @@ pub struct Node {
     /// Caches.
     pub caches: Vec<HsaCacheProperties>,
     /// Links to other nodes.
-    pub links: Vec<HsaIoLinkProperties>,
+    pub links: Vec<NodeLink>,
 }
 
 /// A GPU of the snapshot.
@@ -185,7 +184,7 @@ impl Snapshot {
             other.node != gpu.node
                 && self
                     .node(other.node)
-                    .is_ok_and(|node| node.links.iter().any(|link| link.node_to == gpu.node))
+                    .is_ok_and(|node| node.links.iter().any(|link| link.properties.node_to == gpu.node))
         };
         let others = self.gpus.iter().filter(links_here).map(|other| other.gpu_id);
         std::iter::once(gpu.gpu_id).chain(others).collect()
@@ -349,7 +348,10 @@ mod tests {
     }
 
     fn snapshot() -> Snapshot {
-        let link = |node_to| HsaIoLinkProperties { node_to, ..Default::default() };
+        let link = |node_to| NodeLink {
+            properties: hsakmt_abi::topology::HsaIoLinkProperties { node_to, ..Default::default() },
+            ..Default::default()
+        };
         let mut nodes: Vec<Node> = (0..3)
             .map(|gpu_id| Node { gpu_id, banks: vec![Default::default()], ..Default::default() })
             .collect();

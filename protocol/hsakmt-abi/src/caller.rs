@@ -1,20 +1,24 @@
 //! Structs whose size changed between releases. The functions that fill them take no size, so a library must know which
 //! headers its caller was compiled with, and never write more.
 //!
-//! | layout | node | link | cache | headers |
-//! |---|---|---|---|---|
-//! | [`N356`](CallerLayout::N356) | 356 | 48 | 1056 | ROCm 5.x to 6.2.4 (Debian 12 and 13) |
-//! | [`N360`](CallerLayout::N360) | 360 | 52 | 1056 | ROCR-Runtime c7785a6d, 2024-10 |
-//! | [`N368`](CallerLayout::N368) | 368 | 52 | 1056 | ROCm 7.0; rocm-systems 1b1610fc, 2025-08 |
-//! | [`N376`](CallerLayout::N376) | 376 | 52 | 1056 | ROCm 7.2: what libhsa-runtime64 7.2.4 of Debian writes |
-//! | [`N392`](CallerLayout::N392) | 392 | 52 | 1056 | 2026, before `FabricHandleSupported` |
-//! | [`N396`](CallerLayout::N396) | 396 | 52 | 1056 | rocm-systems e3b50290, 2026 |
-//! | [`N396Persisting`](CallerLayout::N396Persisting) | 396 | 52 | 1060 | rocm-systems 24bf20d3, 2026 |
+//! | layout | node | link | cache | queue | headers |
+//! |---|---|---|---|---|---|
+//! | [`N356`](CallerLayout::N356) | 356 | 48 | 1056 | 68 | ROCm 5.x to 6.2.4 (Debian 12 and 13) |
+//! | [`N360`](CallerLayout::N360) | 360 | 52 | 1056 | 68 | ROCR-Runtime c7785a6d, 2024-10 |
+//! | [`N368`](CallerLayout::N368) | 368 | 52 | 1056 | 68 | ROCm 7.0; rocm-systems 1b1610fc, 2025-08 |
+//! | [`N376`](CallerLayout::N376) | 376 | 52 | 1056 | 68 | ROCm 7.2: what libhsa-runtime64 7.2.4 of Debian writes |
+//! | [`N392`](CallerLayout::N392) | 392 | 52 | 1056 | 68 | 2026, before `FabricHandleSupported` |
+//! | [`N396`](CallerLayout::N396) | 396 | 52 | 1056 | 68 | rocm-systems e3b50290, 2026 |
+//! | [`N396Persisting`](CallerLayout::N396Persisting) | 396 | 52 | 1060 | 76 | rocm-systems 24bf20d3, 2026 |
 //!
-//! Fields came in the middle too, so the smaller struct is not the beginning of the larger.
+//! Fields came in the middle too, so the smaller struct is not the beginning of the larger. Between the last two there were headers
+//! with 1056 and 76 bytes; who was compiled with them takes [`N396`](CallerLayout::N396), and `SaveAreaAllocSize` stays what it was.
+//! Fields that only Windows fills are not listed: the end of `HsaQueueResource` (`SdmaProgressFenceVA`) and of
+//! `HsaGraphicsResourceInfo` (`SizeHintInBytes`, which the caller fills) is never written.
 
 use zerocopy::IntoBytes;
 
+use crate::queue::HsaQueueInfo;
 use crate::topology::{HsaCacheProperties, HsaEngineId, HsaIoLinkProperties, HsaNodeProperties356};
 
 /// Which headers a caller was compiled with.
@@ -33,7 +37,7 @@ pub enum CallerLayout {
     N392 = 4,
     /// 2026: `FabricHandleSupported`.
     N396 = 5,
-    /// 2026: `PersistingCacheSizeMax` of caches.
+    /// 2026: `PersistingCacheSizeMax` of caches, `SaveAreaAllocSize` of queues.
     N396Persisting = 6,
 }
 
@@ -52,6 +56,15 @@ pub struct NodeExtras {
     pub ctl_stack_size: u32,
     /// `WallClockKHz`
     pub wall_clock_khz: u64,
+}
+
+/// A link, with what layouts after [`CallerLayout::N356`] have besides its fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeLink {
+    /// The fields of all layouts.
+    pub properties: HsaIoLinkProperties,
+    /// `RecSdmaEngIdMask`: a bit for each SDMA engine that is best for copies over the link, 0 for no advice.
+    pub recommended_engines: u32,
 }
 
 impl CallerLayout {
@@ -84,6 +97,14 @@ impl CallerLayout {
         match self {
             Self::N396Persisting => 1060,
             _ => size_of::<HsaCacheProperties>(),
+        }
+    }
+
+    /// Bytes of `HsaQueueInfo`.
+    pub const fn queue_info_size(self) -> usize {
+        match self {
+            Self::N396Persisting => 76,
+            _ => size_of::<HsaQueueInfo>(),
         }
     }
 
@@ -133,18 +154,26 @@ impl CallerLayout {
     }
 
     /// Links one after the other as bytes of this layout.
-    pub fn links(self, links: &[HsaIoLinkProperties]) -> Vec<u8> {
+    pub fn links(self, links: &[NodeLink]) -> Vec<u8> {
         let place = core::mem::offset_of!(HsaIoLinkProperties, flags);
-        // RecSdmaEngIdMask 0: no engine is recommended.
-        self.each(links, |link| insert(link.as_bytes(), place, self.link_size()))
+        self.each(links, |link| {
+            let added = link.recommended_engines.to_ne_bytes();
+            insert(link.properties.as_bytes(), place, self.link_size(), &added)
+        })
     }
 
     /// Caches one after the other as bytes of this layout.
     pub fn caches(self, caches: &[HsaCacheProperties]) -> Vec<u8> {
         // PersistingCacheSizeMax 0: none can be set aside.
         self.each(caches, |cache| {
-            insert(cache.as_bytes(), size_of::<HsaCacheProperties>(), self.cache_size())
+            insert(cache.as_bytes(), size_of::<HsaCacheProperties>(), self.cache_size(), &[0; 4])
         })
+    }
+
+    /// What is known of a queue as bytes of this layout. `save_area` are the bytes of one die's save area (`SaveAreaAllocSize`).
+    pub fn queue_info(self, info: &HsaQueueInfo, save_area: u64) -> Vec<u8> {
+        let end = size_of::<HsaQueueInfo>();
+        insert(info.as_bytes(), end, self.queue_info_size(), &save_area.to_ne_bytes())
     }
 
     fn each<T>(self, all: &[T], bytes: impl Fn(&T) -> Vec<u8>) -> Vec<u8> {
@@ -152,11 +181,12 @@ impl CallerLayout {
     }
 }
 
-/// The bytes with as many zeros at a place as make them `size`.
-fn insert(bytes: &[u8], place: usize, size: usize) -> Vec<u8> {
+/// The bytes with as many of `added` at a place as make them `size`.
+fn insert(bytes: &[u8], place: usize, size: usize, added: &[u8]) -> Vec<u8> {
     let (before, after) = bytes.split_at_checked(place).unwrap_or((bytes, &[]));
+    let room = size.saturating_sub(bytes.len());
     let mut out = before.to_vec();
-    out.resize(before.len().saturating_add(size.saturating_sub(bytes.len())), 0);
+    out.extend(added.iter().copied().chain(core::iter::repeat(0)).take(room));
     out.extend_from_slice(after);
     out
 }
@@ -208,7 +238,9 @@ mod tests {
             ctl_stack_size: 14,
             wall_clock_khz: 15,
         };
-        let link = HsaIoLinkProperties { node_from: 1, flags: HsaLinkProperty(10), ..Default::default() };
+        let properties =
+            HsaIoLinkProperties { node_from: 1, flags: HsaLinkProperty(10), ..Default::default() };
+        let link = NodeLink { properties, recommended_engines: 17 };
         let cache = HsaCacheProperties { processor_id_low: 16, ..Default::default() };
         for (layout, sizes, offsets) in C {
             let bytes = layout.node(&node, &extras);
@@ -222,6 +254,9 @@ mod tests {
             }
             let [.., flags] = offsets;
             assert_eq!([word(&links, flags), word(&links, sizes[1] + flags)], [10, 10], "{layout:?}");
+            // RecSdmaEngIdMask stands before Flags.
+            let engines = word(&links, sizes[1] + flags - 4);
+            assert_eq!(engines, if layout == CallerLayout::N356 { 0 } else { 17 }, "{layout:?}");
             assert_eq!([word(&caches, 0), word(&caches, sizes[2])], [16, 16], "{layout:?}");
         }
         // OverrideEngineId follows EngineId, Capability2 follows Capability, the rest is at the end.
@@ -232,6 +267,19 @@ mod tests {
             [at(8), at(36), at(80), at(368), at(372), at(376), at(384), at(392)],
             [0, 12, 11, 13, 14, 0, 15, 0]
         );
+    }
+
+    #[test]
+    fn the_newest_queue_has_the_size_of_its_save_area_at_the_end() {
+        // offsetof(HsaQueueInfo, SaveAreaHeader) and of SaveAreaAllocSize: 52 and 68.
+        let info = HsaQueueInfo { save_area_header: 0x51, ..Default::default() };
+        for layout in CallerLayout::ALL {
+            let bytes = layout.queue_info(&info, 0x71);
+            assert_eq!((bytes.len(), word(&bytes, 52)), (layout.queue_info_size(), 0x51), "{layout:?}");
+        }
+        assert_eq!(CallerLayout::N396.queue_info(&info, 0x71).len(), 68);
+        let newest = CallerLayout::N396Persisting.queue_info(&info, 0x71);
+        assert_eq!((newest.len(), word(&newest, 68), word(&newest, 72)), (76, 0x71, 0));
     }
 
     #[test]

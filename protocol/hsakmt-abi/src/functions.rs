@@ -17,6 +17,7 @@ pub struct Function {
 const ONLY_5: Releases = Releases::ROCM_5_2_3;
 const ONLY_2026: Releases = Releases::EXPORTS_2026;
 const ONLY_ROCR: Releases = Releases::ROCR_7;
+const ONLY_DRIVER: Releases = Releases::DRIVER_2026;
 const SINCE_7: Releases = ONLY_2026.union(ONLY_ROCR);
 const SINCE_6: Releases = SINCE_7.union(Releases::ROCM_6_2_4);
 const ALL: Releases = SINCE_6.union(ONLY_5);
@@ -39,6 +40,7 @@ pub const FUNCTIONS: &[Function] = &[
     function("hsaKmtCreateEvent", 4, ALL),
     function("hsaKmtCreateQueue", 8, ALL),
     function("hsaKmtCreateQueueExt", 9, ONLY_ROCR),
+    function("hsaKmtCreateQueueV2", 10, ONLY_DRIVER),
     function("hsaKmtDbgAddressWatch", 6, ALL),
     function("hsaKmtDbgDisable", 0, SINCE_6),
     function("hsaKmtDbgEnable", 2, SINCE_6),
@@ -161,6 +163,7 @@ mod tests {
         assert_eq!(count(Releases::ROCM_6_2_4), 88);
         assert_eq!(count(Releases::EXPORTS_2026), 109);
         assert_eq!(count(Releases::ROCR_7), 93);
+        assert_eq!(count(Releases::DRIVER_2026), 1);
         assert!(FUNCTIONS.windows(2).all(|pair| pair[0].name < pair[1].name));
     }
 }

@@ -20,5 +20,8 @@ bitflags::bitflags! {
         const EXPORTS_2026 = 1 << 2;
         /// What ROCr 7.0 to 7.2 looks up by name in `libdtif.so` (thunk_loader.cpp).
         const ROCR_7 = 1 << 3;
+        /// What ROCr's driver for virtio calls later in 2026 (rocm-systems 0877507f, amd_kfd_virtio_driver.cpp), where neither of
+        /// those has it.
+        const DRIVER_2026 = 1 << 4;
     }
 }

@@ -1,6 +1,6 @@
-// Calls every function of the thunk's API, through a library that is loaded by name: every LIBRARY PREFIX NODE LINK CACHE.
-// PREFIX stands in front of all names ("-" for none); NODE, LINK and CACHE are the bytes of HsaNodeProperties, HsaIoLinkProperties
-// and HsaCacheProperties in the layout that the library believes its caller to have. All that it writes to lies right before a
+// Calls every function of the thunk's API, through a library that is loaded by name: every LIBRARY PREFIX NODE LINK CACHE
+// QUEUE. PREFIX stands in front of all names ("-" for none); the others are the bytes of HsaNodeProperties, HsaIoLinkProperties,
+// HsaCacheProperties and HsaQueueInfo in the layout that the library believes its caller to have. All that it writes to lies right before a
 // page without access. Prints a status for each function.
 //
 // Types and numbers are those of hsakmttypes.h and amdgpu.h, which is not included: its structs have one size only.
@@ -83,6 +83,12 @@ static void full(const char *what, const void *start, size_t size) {
 
 static u32 word(const void *bytes, size_t place) {
     u32 value;
+    memcpy(&value, (const char *)bytes + place, sizeof value);
+    return value;
+}
+
+static u64 get(const void *bytes, size_t place) {
+    u64 value;
     memcpy(&value, (const char *)bytes + place, sizeof value);
     return value;
 }
@@ -264,7 +270,7 @@ static void *shared(size_t size) {
     return address;
 }
 
-static int queues(void) {
+static int queues(size_t queue_size) {
     enum { RING = 4096, PACKET = 64, INVALID = 1, BARRIER_AND = 3 };
     char *ring = shared(RING);
     _Atomic u64 *index = shared(4096); // the write index, and the read index in the next cache line
@@ -291,12 +297,19 @@ static int queues(void) {
     CALL(hsaKmtSetQueueCUMask, (u64, u32, u32 *), id, 64, mask);
     CALL(hsaKmtAllocQueueGWS, (u64, u32, u32 *), id, 1, &first);
     CALL(hsaKmtUpdateQueue, (u64, u32, int64_t, void *, u64, void *), id, 0, 0, ring, RING, NULL);
-    void *info = guarded(68);
+    void *info = guarded(queue_size);
     CALL(hsaKmtGetQueueInfo, (u64, void *), id, info);
-    full("queue", info, 68);
+    full("queue", info, queue_size);
+    if (queue_size > 68) { // SaveAreaAllocSize: more than is used of it, whole pages
+        u64 all = get(info, 68), used = get(info, 28) + get(info, 44);
+        printf("save area is larger than what is used: %d\n", all > used && all % 4096 == 0);
+    }
     CALL(hsaKmtGetKernelQueueId, (u64, u32 *), id, &first);
     CALL(hsaKmtCreateQueueExt, (u32, u32, u32, int64_t, u32, void *, u64, void *, void *), gpu, SDMA, 100, 0, 0, shared(4096), 4096,
          NULL, other);
+    memset(other, 0, 40);
+    CALL(hsaKmtCreateQueueV2, (u32, u32, u32, int64_t, u32, void *, u64, u64, void *, void *), gpu, SDMA, 100, 0, 0, shared(4096),
+         4096, 0, NULL, other);
     CALL(hsaKmtDestroyQueue, (u64), id);
     return 0;
 }
@@ -386,7 +399,7 @@ static int rest(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 6)
+    if (count != 7)
         return 2;
     library = dlopen(arguments[1], RTLD_NOW);
     if (!library) {
@@ -409,7 +422,8 @@ int main(int count, char **arguments) {
     void *version = guarded(8);
     CALL(hsaKmtGetVersion, (void *), version);
     full("version", version, 8);
-    if (topology(atoi(arguments[3]), atoi(arguments[4]), atoi(arguments[5])) || events() || memory() || queues() || process() || rest()) {
+    if (topology(atoi(arguments[3]), atoi(arguments[4]), atoi(arguments[5])) || events() || memory() ||
+        queues(atoi(arguments[6])) || process() || rest()) {
         printf("ended early\n");
         return 1;
     }

@@ -181,12 +181,12 @@ fn updates_and_masks() {
     let wrong = Update { priority: HsaQueuePriority(-4), ..update };
     assert_eq!(status(queues.update(client, id, wrong)), HsakmtStatus::INVALID_PARAMETER);
     assert_eq!(status(queues.update(client, 0, update)), HsakmtStatus::INVALID_PARAMETER);
-    let info = queues.info(client, id).unwrap();
+    let (info, _) = queues.info(client, id).unwrap();
     assert_eq!({ info.num_cu_assigned }, 64, "60 units");
     assert_eq!(long(info.cu_mask_info), (1 << 60) - 1);
     queues.set_cu_mask(client, id, &[0xff00, 1, 2]).unwrap();
     assert_eq!(kfd.state.lock().unwrap().cu_mask, [0xff00, 1, 2]);
-    let info = queues.info(client, id).unwrap();
+    let (info, _) = queues.info(client, id).unwrap();
     assert_eq!(({ info.num_cu_assigned }, long(info.cu_mask_info)), (96, 0x1_0000_ff00));
     queues.set_cu_mask(client, id, &[7; 40]).unwrap();
     assert_eq!(kfd.state.lock().unwrap().cu_mask, [7; 32], "as the kernel cuts it");
@@ -207,7 +207,8 @@ fn the_state_of_waves_is_where_the_kernel_writes_it() {
     let kfd = Kfd::new();
     let (queues, client) = (&kfd.thunk.queues, &kfd.thunk.client);
     let id = kfd.create(kfd.new_queue(HsaQueueType::COMPUTE_AQL)).unwrap().queue_id;
-    let info = queues.info(client, id).unwrap();
+    let (info, save_area) = queues.info(client, id).unwrap();
+    assert_eq!(save_area, 0x13f_1000, "of one die");
     let area = info.save_area_header;
     assert_eq!({ info.user_context_save_area }, area + 0x5000);
     assert_eq!(

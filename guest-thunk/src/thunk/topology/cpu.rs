@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hsakmt_abi::caller::NodeExtras;
+use hsakmt_abi::caller::{NodeExtras, NodeLink};
 use hsakmt_abi::topology::{
     HSA_CPU_SIBLINGS, HSA_PUBLIC_NAME_SIZE, HsaCacheProperties, HsaCacheType, HsaHeapType,
     HsaIoLinkProperties, HsaIoLinkType, HsaMemoryProperties, HsaNodeProperties356,
@@ -154,17 +154,20 @@ fn max_clock_mhz(root: &Path) -> u32 {
 
 /// Links to the other NUMA nodes, weighted by their distance (`kfd_fill_iolink_info_for_cpu` and
 /// `kfd_parse_subtype_iolink` in kfd_crat.c).
-fn links(from: u32, node: &NumaNode, all: &[NumaNode], vendor: &str) -> Vec<HsaIoLinkProperties> {
+fn links(from: u32, node: &NumaNode, all: &[NumaNode], vendor: &str) -> Vec<NodeLink> {
     let io_link_type =
         if vendor == "AuthenticAMD" { HsaIoLinkType::HYPERTRANSPORT } else { HsaIoLinkType::QPI_1_1 };
     let link = |(to, other): (u32, &NumaNode)| {
         // The columns of the distance table are the online nodes in order.
         let weight = usize::try_from(to).ok().and_then(|column| node.distances.get(column)).copied();
-        (other.number != node.number).then(|| HsaIoLinkProperties {
-            io_link_type,
-            node_from: from,
-            node_to: to,
-            weight: weight.unwrap_or(20),
+        (other.number != node.number).then(|| NodeLink {
+            properties: HsaIoLinkProperties {
+                io_link_type,
+                node_from: from,
+                node_to: to,
+                weight: weight.unwrap_or(20),
+                ..Default::default()
+            },
             ..Default::default()
         })
     };
@@ -301,7 +304,7 @@ mod tests {
             (512 << 10, 4, 7)
         );
         assert_eq!(cache.sibling_map[4..7], [1, 1, 0]);
-        let link = &node.links[0];
+        let link = &node.links[0].properties;
         assert_eq!((link.node_to, link.weight, link.io_link_type), (1, 32, HsaIoLinkType::HYPERTRANSPORT));
     }
 

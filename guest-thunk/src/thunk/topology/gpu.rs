@@ -38,6 +38,8 @@ pub struct HostLink {
     pub number: u32,
     /// All else; the nodes in here are not set.
     pub properties: HsaIoLinkProperties,
+    /// SDMA engines that are best for copies over it, a bit each.
+    pub recommended_engines: u32,
 }
 
 /// What the render node says of a GPU.
@@ -253,7 +255,8 @@ pub fn links(files: &Files, gpu: HostGpu) -> Vec<HostLink> {
                 flags: HsaLinkProperty(file.word("flags")),
                 ..Default::default()
             };
-            Some(HostLink { to: file.word("node_to"), kind, number, properties })
+            let recommended_engines = file.word("recommended_sdma_engine_id_mask");
+            Some(HostLink { to: file.word("node_to"), kind, number, properties, recommended_engines })
         };
         links.extend(files.numbered(&directory).into_iter().filter_map(link));
     }

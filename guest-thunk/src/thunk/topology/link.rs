@@ -4,6 +4,7 @@
 //! first CPU node, and reaches the guest's other CPU nodes over that one. Links between GPUs stay, if the VM was
 //! given both.
 
+use hsakmt_abi::caller::NodeLink;
 use hsakmt_abi::topology::{HsaHeapType, HsaIoLinkProperties};
 
 use super::Node;
@@ -33,9 +34,12 @@ pub struct Route {
 
 impl Route {
     /// It, as a node's link.
-    fn properties(&self) -> HsaIoLinkProperties {
+    fn link(&self) -> NodeLink {
         let Route { from, to, weight, host, .. } = *self;
-        HsaIoLinkProperties { node_from: from, node_to: to, weight, ..host.properties }
+        NodeLink {
+            properties: HsaIoLinkProperties { node_from: from, node_to: to, weight, ..host.properties },
+            recommended_engines: host.recommended_engines,
+        }
     }
 }
 
@@ -85,7 +89,7 @@ pub fn connect(nodes: &mut [Node], cpus: usize, gpus: &[HostGpu], files: &Files)
     for route in routes(cpu_nodes, gpus, visible, files) {
         let from = usize::try_from(route.from).ok().and_then(|from| nodes.get_mut(from));
         if let Some(node) = from {
-            node.links.push(route.properties());
+            node.links.push(route.link());
         }
     }
     for node in nodes {
@@ -96,7 +100,8 @@ pub fn connect(nodes: &mut [Node], cpus: usize, gpus: &[HostGpu], files: &Files)
 /// How far each CPU node is from the first one, 0 for itself.
 fn distances(cpu_nodes: &[Node]) -> Vec<u32> {
     let links = cpu_nodes.first().map_or(&[][..], |first| &first.links);
-    let distance = |to| links.iter().find(|link| link.node_to == to).map_or(0, |link| link.weight);
+    let links = || links.iter().map(|link| link.properties);
+    let distance = |to| links().find(|link| link.node_to == to).map_or(0, |link| link.weight);
     (0u32..).zip(cpu_nodes).map(|(to, _)| distance(to)).collect()
 }
 
@@ -115,10 +120,8 @@ mod tests {
     }
 
     fn cpu(links: &[(u32, u32, u32)]) -> Node {
-        let link = |&(node_from, node_to, weight): &(u32, u32, u32)| HsaIoLinkProperties {
-            node_from,
-            node_to,
-            weight,
+        let link = |&(node_from, node_to, weight): &(u32, u32, u32)| NodeLink {
+            properties: HsaIoLinkProperties { node_from, node_to, weight, ..Default::default() },
             ..Default::default()
         };
         Node { links: links.iter().map(link).collect(), ..Default::default() }
@@ -132,6 +135,7 @@ mod tests {
     fn shape(node: &Node) -> Vec<(u32, u32, u32, u32)> {
         node.links
             .iter()
+            .map(|link| link.properties)
             .map(|link| (link.node_from, link.node_to, link.weight, { link.io_link_type }.0))
             .collect()
     }
@@ -142,8 +146,14 @@ mod tests {
         ("nodes/3/io_links/0/properties", "type 2\nnode_from 3\nnode_to 0\nweight 52\n"),
         ("nodes/3/io_links/1/properties", "type 2\nnode_from 3\nnode_to 1\nweight 20\n"),
         ("nodes/4/gpu_id", "78\n"),
-        ("nodes/4/io_links/0/properties", "type 2\nnode_from 4\nnode_to 1\nweight 20\n"),
-        ("nodes/4/p2p_links/0/properties", "type 11\nnode_from 4\nnode_to 3\nweight 15\n"),
+        (
+            "nodes/4/io_links/0/properties",
+            "type 2\nnode_from 4\nnode_to 1\nweight 20\nrecommended_sdma_engine_id_mask 3\n",
+        ),
+        (
+            "nodes/4/p2p_links/0/properties",
+            "type 11\nnode_from 4\nnode_to 3\nweight 15\nrecommended_sdma_engine_id_mask 252\n",
+        ),
     ];
 
     #[test]
@@ -161,6 +171,10 @@ mod tests {
         assert_eq!(shape(&nodes[3]), [(3, 0, 20, 2), (3, 1, 52, 2), (3, 2, 15, 11)]);
         assert_eq!(shape(&nodes[0]), [(0, 1, 32, 0)], "the CPU does not reach the GPU's memory");
         assert_eq!({ nodes[3].properties.num_io_links }, 3);
+        // Kernels before 6.10 say nothing of engines, as the first GPU here.
+        let engines =
+            |node: &Node| node.links.iter().map(|link| link.recommended_engines).collect::<Vec<_>>();
+        assert_eq!([engines(&nodes[2]), engines(&nodes[3])], [vec![0, 0], vec![3, 3, 252]]);
     }
 
     #[test]
