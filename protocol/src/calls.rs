@@ -373,17 +373,6 @@ calls! {
         request: WaitDoorbellsRequest, [u8; 0]; answer: WaitDoorbellsAnswer, [u8; 0];
         ring: Waiting; kfd: []; drm: [];
     }
-    /// `DRM_IOCTL_VERSION` of the GPU's render node.
-    0x1e0 render RenderVersion {
-        request: GpuRequest, [u8; 0]; answer: RenderVersionAnswer, [u8; 0];
-        ring: Any; kfd: []; drm: [0x00];
-    }
-    /// `DRM_IOCTL_AMDGPU_INFO` with a query that the worker allows; the tail holds what the kernel wrote.
-    0x1e1 render RenderInfo {
-        request: RenderInfoRequest, [u8; 0]; answer: RenderInfoAnswer, [u8; MAX_RENDER_INFO_BYTES];
-        ring: Any; kfd: []; drm: [0x45];
-    }
-}
     /// A stream of a GPU's system management events (`AMDKFD_IOC_SMI_EVENTS`): those of the GPU as a whole and those of this
     /// context, with the ids of processes as the guest has them. All that are known are enabled.
     0x1a0 smi OpenSmi {
@@ -400,3 +389,14 @@ calls! {
         request: ReadSmiRequest, [u8; 0]; answer: ReadSmiAnswer, [u8; MAX_SMI_BYTES];
         ring: Waiting; kfd: []; drm: [];
     }
+    /// `DRM_IOCTL_VERSION` of the GPU's render node.
+    0x1e0 render RenderVersion {
+        request: GpuRequest, [u8; 0]; answer: RenderVersionAnswer, [u8; 0];
+        ring: Any; kfd: []; drm: [0x00];
+    }
+    /// `DRM_IOCTL_AMDGPU_INFO` with a query that the worker allows; the tail holds what the kernel wrote.
+    0x1e1 render RenderInfo {
+        request: RenderInfoRequest, [u8; 0]; answer: RenderInfoAnswer, [u8; MAX_RENDER_INFO_BYTES];
+        ring: Any; kfd: []; drm: [0x45];
+    }
+}

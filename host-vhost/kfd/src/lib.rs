@@ -22,9 +22,9 @@ mod process;
 mod queue;
 mod range;
 pub mod render;
+mod smi;
 pub mod topology;
 mod words;
-mod smi;
 
 pub use dmabuf::DmabufInfo;
 pub use error::KfdError;
@@ -37,5 +37,5 @@ pub use process::{Clocks, PolicyRequest, TileConfig};
 pub use queue::{Doorbells, NewQueue, Queue, QueueUpdate, WaveState};
 pub use range::{GemHandle, Range};
 pub use render::{DriverVersion, RenderNode};
-pub use words::SharedWords;
 pub use smi::{SmiPlace, SmiPlaces};
+pub use words::SharedWords;

@@ -75,6 +75,8 @@ pub struct Context {
     queues: Mutex<Queues>,
     /// Passes the guest's doorbells on.
     pub pump: Pump,
+    /// Streams of system management events.
+    pub smi: Smi,
     agreed: AtomicU32,
 }
 
@@ -90,8 +92,6 @@ impl Context {
         channel: Arc<Channel>,
     ) -> Self {
         Context {
-    /// Streams of system management events.
-    pub smi: Smi,
             kfd,
             version,
             gpus,
@@ -103,6 +103,7 @@ impl Context {
             events: Mutex::default(),
             queues: Mutex::new(queues),
             pump: Pump::new(),
+            smi,
             agreed: AtomicU32::new(0),
         }
     }
@@ -119,7 +120,6 @@ impl Context {
 
     /// The queues. Held during the KFD calls that change them; may be taken while the memory is held, and not the other way
     /// round.
-            smi,
     pub fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -191,14 +191,6 @@ impl Run<'_> {
             Request::WaitDoorbells { fixed, .. } => {
                 self.answer::<calls::WaitDoorbells>(raw, queue::wait_doorbells(context, &fixed))
             }
-            Request::RenderVersion { fixed, .. } => {
-                self.answer::<calls::RenderVersion>(raw, render::render_version(context, &fixed))
-            }
-            Request::RenderInfo { fixed, .. } => {
-                self.answer::<calls::RenderInfo>(raw, render::render_info(context, &fixed))
-            }
-        }
-    }
             Request::OpenSmi { fixed, .. } => {
                 self.answer::<calls::OpenSmi>(raw, smi::open_smi(context, &fixed))
             }
@@ -208,6 +200,14 @@ impl Run<'_> {
             Request::ReadSmi { fixed, .. } => {
                 self.answer::<calls::ReadSmi>(raw, smi::read_smi(context, &fixed))
             }
+            Request::RenderVersion { fixed, .. } => {
+                self.answer::<calls::RenderVersion>(raw, render::render_version(context, &fixed))
+            }
+            Request::RenderInfo { fixed, .. } => {
+                self.answer::<calls::RenderInfo>(raw, render::render_info(context, &fixed))
+            }
+        }
+    }
 
     /// Reads a request, if it may be sent now and here.
     fn admit(&self, raw: &RawRequest<'_>) -> Result<Request, Failure> {

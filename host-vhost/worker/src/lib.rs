@@ -24,9 +24,9 @@ mod rings;
 mod select;
 mod serve;
 mod share;
+mod smi;
 mod start;
 mod throttle;
-mod smi;
 
 pub use serve::{ServeError, serve};
 

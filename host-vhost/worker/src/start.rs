@@ -25,11 +25,11 @@ use crate::context::{Context, Gpu};
 use crate::memory::{Limits, Memory};
 use crate::queue::Queues;
 use crate::select::{SelectError, gfx_name, select};
-
 use crate::smi::Smi;
 
 /// Bytes that the main thread's stack may grow to.
 const STACK_BYTES: u64 = 8 << 20;
+
 /// Why the worker cannot start: one sentence for the operator.
 #[derive(Debug, Error)]
 pub enum StartError {

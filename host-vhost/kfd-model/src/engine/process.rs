@@ -135,9 +135,9 @@ impl World for QueueWorld {
         // kfd_dqm_evict_pasid, which nothing takes back.
         self.device.evicted.store(true, Ordering::Relaxed);
         self.events.memory_fault(memory_exception(fault));
+        self.device.smi.memory_fault();
     }
 
-        self.device.smi.memory_fault();
     fn queue_failed(&self, failure: &Failure) {
         if let Some(code) = failure.exception_code()
             && let Some(exceptions) = &self.exceptions

@@ -5,28 +5,28 @@ use std::os::fd::RawFd;
 
 use kfd_abi::ioctl::by_nr;
 use virtio_kfd_protocol::CALLS;
-
 use virtio_kfd_protocol::limits::MAX_SMI_STREAMS;
+
 use crate::seccomp::{Check, Rule, rule};
 
-/// A worker whose channel is descriptor `channel`: the runtime's calls, messages on that channel, and
 /// The descriptors of system management events, which are reserved at a worker's start: it reads and writes no others. The
 /// length is a power of two, and the start a multiple of it, so that a filter can tell them by their high bits.
 pub const SMI_DESCRIPTORS: Range<RawFd> = 512..576;
 const _: () = assert!(MAX_SMI_STREAMS < 64, "one of them ends waits");
 
+/// A worker whose channel is descriptor `channel`: the runtime's calls, messages on that channel, and
 /// the ioctls of the call table.
 pub fn worker(channel: RawFd) -> Vec<Rule> {
     let on_channel = Check::Is(0, channel.cast_unsigned());
     let mut rules = super::runtime();
     rules.push(rule!(SYS_recvmsg, "messages of the device", on_channel));
     rules.push(rule!(SYS_sendmsg, "answers to the device", on_channel));
-    for request in requests() {
     let smi = |argument| Check::Within(argument, !63, SMI_DESCRIPTORS.start.cast_unsigned());
     rules.push(rule!(SYS_dup3, "streams of events get the descriptors that are reserved for them", smi(1)));
     rules.push(rule!(SYS_read, "events", smi(0)));
     rules.push(rule!(SYS_write, "which events, and what ends a wait for them", smi(0)));
     rules.push(rule!(SYS_ppoll, "a wait for events"));
+    for request in requests() {
         rules.push(rule!(SYS_ioctl, "the call table", Check::Is(1, request)));
     }
     rules
@@ -78,8 +78,8 @@ mod tests {
             0xc020_4b1c, // AMDKFD_IOC_GET_DMABUF_INFO
             0xc018_4b1d, // AMDKFD_IOC_IMPORT_DMABUF
             0xc010_4b1e, // AMDKFD_IOC_ALLOC_QUEUE_GWS
-            0xc004_4b21, // AMDKFD_IOC_SET_XNACK_MODE
             0xc008_4b1f, // AMDKFD_IOC_SMI_EVENTS
+            0xc004_4b21, // AMDKFD_IOC_SET_XNACK_MODE
             0xc010_4b23, // AMDKFD_IOC_AVAILABLE_MEMORY
             0xc010_4b24, // AMDKFD_IOC_EXPORT_DMABUF
             0xc010_4b25, // AMDKFD_IOC_RUNTIME_ENABLE

@@ -41,8 +41,8 @@ pub fn acquire_vm(context: &Context, request: &GpuRequest) -> Outcome<AcquireVm>
     expect_zero("AcquireVm", &[request.pad.into()])?;
     let gpu = context.gpu(request.gpu_id)?;
     context.kfd.acquire_vm(gpu.id.0, &gpu.render)?;
-    Ok(Reply::of(Nothing {}))
     context.smi.acquired();
+    Ok(Reply::of(Nothing {}))
 }
 
 pub fn set_memory_policy(context: &Context, request: &SetMemoryPolicyRequest) -> Outcome<SetMemoryPolicy> {
