@@ -27,6 +27,9 @@ bitflags::bitflags! {
         const HOST_BLOBS = 1 << 0;
         /// GPU buffers over guest memory (`ALLOC_MEMORY` with a GUEST blob).
         const GUEST_MEMORY = 1 << 1;
+        /// A runtime can be enabled (`RUNTIME_ENABLE`): exceptions of queues reach the guest process as the heads of the
+        /// queues' context save areas say.
+        const EXCEPTIONS = 1 << 2;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! What the host's kernel wrote about a GPU is passed on line by line, so that a line that is not known here reaches the
 //! runtime as well. What is rewritten: counts and ends of links, the render minor (one that the guest has not got), the
-//! capabilities for shared virtual memory and for debugging, and the kind of VRAM where the guest has no window for it.
+//! capabilities for shared virtual memory and, with old hosts, for debugging, and the kind of VRAM where the guest has no window for it.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -29,7 +29,7 @@ use crate::KFD_DEVICE;
 /// process, which is the host's.
 const CAP_SVM: u64 = 0x0800_0000;
 
-/// `HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED`: exceptions for a debugger would reach memory of the host's process. With the bit a
+/// `HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED`: only where the host can enable a runtime ([`Features::EXCEPTIONS`]). With the bit a
 /// runtime takes a refused RUNTIME_ENABLE for a broken driver, without it for one that cannot.
 const CAP_DEBUG: u64 = 0x2000_0000;
 
@@ -98,7 +98,12 @@ pub fn read(client: &Client) -> Result<(Tree, Vec<Gpu>), TopologyError> {
         return Err(TopologyError::Minors);
     }
     let window = client.features().contains(Features::HOST_BLOBS);
-    let view = View { files: &files, hosts: &hosts, gpus: &gpus, cpus: cpu::nodes(Path::new("/")), window };
+    let hidden = match client.features().contains(Features::EXCEPTIONS) {
+        true => CAP_SVM,
+        false => CAP_SVM | CAP_DEBUG,
+    };
+    let cpus = cpu::nodes(Path::new("/"));
+    let view = View { files: &files, hosts: &hosts, gpus: &gpus, cpus, window, hidden };
     let mut tree = Tree::default();
     sysfs::kfd_device(&mut tree, KFD_DEVICE);
     sysfs::module(&mut tree);
@@ -136,6 +141,8 @@ struct View<'a> {
     cpus: Vec<Node>,
     /// Whether the CPU can map VRAM.
     window: bool,
+    /// Capabilities that GPUs have on the host, and not here.
+    hidden: u64,
 }
 
 /// Lines of a file, some with another number.
@@ -282,7 +289,7 @@ impl View<'_> {
             "io_links_count" => Some(io_links),
             "p2p_links_count" => Some(p2p_links),
             "drm_render_minor" => Some(gpu.minor.into()),
-            "capability" => Some(value & !(CAP_SVM | CAP_DEBUG)),
+            "capability" => Some(value & !self.hidden),
             _ => None,
         });
         tree.file(&format!("{base}/properties"), text);

@@ -6,7 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
 
 /// Numbers that a child's descriptors get are below this.
 const FIRST_FREE: RawFd = 16;
@@ -41,6 +43,29 @@ pub fn spawn(mut command: Command, descriptors: &[BorrowedFd<'_>]) -> io::Result
 
 fn duplicate_above(descriptor: BorrowedFd<'_>, least: RawFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, least)?)
+}
+
+/// Bytes that workers leave free for a stack below the end of all addresses. Linux puts a process's mappings below that
+/// (`mmap_base`, arch/x86/mm/mmap.c), so that they lie between 0x4400_0000_0000 and 0x5400_0000_0000, however many bits of an
+/// address are random. Programs with common limits have theirs above 0x6f00_0000_0000, those without a limit from
+/// 0x2aaa_0000_0000 on: guests have room for the save areas of queues at the same addresses as a worker (`exceptions` of the worker).
+const WORKER_STACK_LIMIT: u64 = 0x2c00_0000_0000;
+
+/// Has a program that is yet to be started put its mappings where [`WORKER_STACK_LIMIT`] says, where the hard limit allows it.
+#[allow(unsafe_code)] // pre_exec: the limit counts from exec on, and is not for this process
+pub fn keep_from_guests_addresses(command: &mut Command) {
+    let hard = getrlimit(Resource::Stack).maximum;
+    if hard.is_some_and(|hard| hard < WORKER_STACK_LIMIT) {
+        tracing::warn!(
+            "the hard limit of the stack is below {WORKER_STACK_LIMIT}: runtimes of guests may fail to make queues"
+        );
+        return;
+    }
+    let before_exec =
+        move || Ok(setrlimit(Resource::Stack, Rlimit { current: Some(WORKER_STACK_LIMIT), maximum: hard })?);
+    // SAFETY: the closure runs in the child after fork, where only async-signal-safe calls are allowed: it makes setrlimit,
+    // and does not allocate or lock.
+    unsafe { command.pre_exec(before_exec) };
 }
 
 #[allow(unsafe_code)] // dup2 to a fixed number has no safe form: it would close what another owner holds

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use kfd_ipc::Channel;
 use nix::sys::signal::Signal;
 
-use crate::spawn::spawn;
+use crate::spawn::{keep_from_guests_addresses, spawn};
 
 /// How workers are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +64,7 @@ impl Workers {
         let mut command = Command::new(&self.program.path);
         command.arg0("kfd-worker").env_clear().stderr(stderr);
         command.envs(self.program.environment.iter().map(|(name, value)| (name, value)));
+        keep_from_guests_addresses(&mut command);
         let child = spawn(command, &[theirs.as_fd()])
             .map_err(|error| format!("{} cannot be started: {error}", self.program.path.display()))?;
         let pid = i32::try_from(child.id()).unwrap_or(0);

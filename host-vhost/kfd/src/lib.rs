@@ -6,7 +6,8 @@
 //! and the process has one KFD path in both cases.
 //!
 //! Nothing here knows of a guest. A CPU address is passed to the kernel only where a [`mapping::GuestMapping`]
-//! owns it.
+//! owns it; that of a queue's context save area is one of the process for a kernel that reports exceptions alone, for which an
+//! [`ExceptionPage`] can own it.
 
 #![deny(clippy::arithmetic_side_effects)]
 
@@ -14,6 +15,7 @@ mod call;
 mod dmabuf;
 mod error;
 mod event;
+mod exceptions;
 mod hdp;
 pub mod kfd;
 pub mod mapping;
@@ -23,12 +25,14 @@ mod queue;
 mod range;
 pub mod render;
 mod smi;
+mod smi;
 pub mod topology;
 mod words;
 
 pub use dmabuf::DmabufInfo;
 pub use error::KfdError;
 pub use event::{NewEvent, WaitOutcome};
+pub use exceptions::ExceptionPage;
 pub use hdp::{HdpPage, HdpRegister};
 pub use kfd::{Kfd, Version};
 pub use mapping::GuestMapping;

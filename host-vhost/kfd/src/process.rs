@@ -154,6 +154,9 @@ impl Kfd {
 
     /// `AMDKFD_IOC_RUNTIME_ENABLE`: `r_debug` is kept by the kernel for a debugger and not followed. Returns the
     /// capabilities mask.
+    ///
+    /// Enabled, the kernel reads and writes memory of this process where a queue that has an exception has its context save
+    /// area: see [`crate::ExceptionPage`].
     pub fn runtime_enable(&self, r_debug: u64, mode_mask: u32) -> Result<u32, KfdError> {
         let mut args = RuntimeEnableArgs { r_debug, mode_mask, ..Default::default() };
         ioctl(self.as_fd(), &mut args, || format!("mode_mask {mode_mask:#x}"))?;

@@ -55,6 +55,11 @@ impl SharedWords {
             word.store(value, Ordering::Release);
         }
     }
+
+    /// Sets bits of a word, after all that this thread has seen and written. `false` beyond the end.
+    pub fn set_bits(&self, index: u64, bits: u64) -> bool {
+        self.word(index).map(|word| word.fetch_or(bits, Ordering::AcqRel)).is_some()
+    }
 }
 
 #[cfg(test)]
@@ -78,5 +83,7 @@ mod tests {
         let mut bytes = [0; 8];
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!((bytes, words.load(1024), words.load(u64::MAX)), ([0xff; 8], None, None));
+        assert!(words.set_bits(2, 0xf000) && !words.set_bits(1024, 1));
+        assert_eq!(words.load(2), Some(0x1122_3344_5566_f788));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use kfd_host::{Kfd, RenderNode, Version};
 use kfd_ipc::Channel;
@@ -33,6 +33,9 @@ pub struct Gpu {
     pub cu_mask: Option<Vec<u32>>,
 }
 
+/// An event that there never is: the kernel counts them from 1 (kfd_events.c).
+const NO_EVENT: u32 = u32::MAX;
+
 /// Where the event slots of a KFD process lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventPage {
@@ -52,6 +55,18 @@ pub struct Events {
     pub types: HashMap<u32, u32>,
     /// Their page.
     pub page: EventPage,
+    /// The one that is not the guest's: this process waits on it for exceptions of queues.
+    pub own: Option<u32>,
+}
+
+impl Events {
+    /// What the guest calls an event, as the kernel is told. One that is not the guest's is one that there is not.
+    pub fn guests(&self, event: u32) -> u32 {
+        match self.own == Some(event) {
+            true => NO_EVENT,
+            false => event,
+        }
+    }
 }
 
 /// The context.
@@ -78,6 +93,7 @@ pub struct Context {
     /// Streams of system management events.
     pub smi: Smi,
     agreed: AtomicU32,
+    shared: OnceLock<Weak<Context>>,
 }
 
 impl Context {
@@ -105,7 +121,21 @@ impl Context {
             pump: Pump::new(),
             smi,
             agreed: AtomicU32::new(0),
+            shared: OnceLock::new(),
         }
+    }
+
+    /// The context, to be shared by its threads.
+    pub fn share_threads(self) -> Arc<Self> {
+        let context = Arc::new(self);
+        // Nobody else has it yet.
+        let _ = context.shared.set(Arc::downgrade(&context));
+        context
+    }
+
+    /// The context, for a thread of its own; `None` while it ends.
+    pub fn shared(&self) -> Option<Arc<Self>> {
+        self.shared.get()?.upgrade()
     }
 
     /// The memory. Held during the KFD calls that change it, none of which waits for anything of the guest.
@@ -113,7 +143,7 @@ impl Context {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The events. Not held during waits.
+    /// The events. Not held during waits; may be taken while the queues are held, and not the other way round.
     pub fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }

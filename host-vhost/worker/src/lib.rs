@@ -3,7 +3,8 @@
 //! It gets frames that the device has checked for structure, runs their requests on `/dev/kfd` and the render
 //! nodes, and answers. `serve` is the loop, `dispatch` runs a frame, `call` has a file for each noun of the call table.
 //! The worker trusts neither the guest nor the device: handles are looked up, sizes are bounded, GPU ids are
-//! those of this VM, and no number from a message is ever used as an address of this process.
+//! those of this VM, and no number from a message is ever used as an address of this process but one: `exceptions` makes a
+//! page of its own there, where nothing else can be.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -14,6 +15,7 @@ mod buffer;
 mod call;
 mod context;
 mod dispatch;
+mod exceptions;
 mod failure;
 mod handle;
 mod memory;

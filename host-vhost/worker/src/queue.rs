@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kfd_host::ExceptionPage;
 use kfd_ipc::ledger::Account;
 use nix::errno::Errno;
 use virtio_kfd_protocol::{CreateQueueRequest, GpuId, QueueId};
@@ -9,10 +10,11 @@ use virtio_kfd_protocol::{CreateQueueRequest, GpuId, QueueId};
 use crate::budget::Budget;
 use crate::buffer::Buffer;
 use crate::context::Context;
+use crate::exceptions::Exceptions;
 use crate::failure::Failure;
 
 /// A queue that there is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Queue {
     /// Its GPU.
     pub gpu_id: GpuId,
@@ -21,13 +23,15 @@ pub struct Queue {
     /// Bytes of its control stack.
     pub control_stack_size: u32,
     /// Addresses in the memory that it works with: ring, pointers, end-of-pipe buffer, save area; 0 for those that it has
-    /// not. The ring is the first.
+    /// not. The ring is the first, the save area the last.
     pub addresses: [u64; 5],
+    /// Where the kernel notes its exceptions.
+    pub exceptions: Option<ExceptionPage>,
 }
 
 impl Queue {
     /// A queue as it was asked for.
-    pub fn new(request: &CreateQueueRequest, doorbell: u64) -> Self {
+    pub fn new(request: &CreateQueueRequest, doorbell: u64, exceptions: Option<ExceptionPage>) -> Self {
         let CreateQueueRequest {
             ring_va, write_pointer_va, read_pointer_va, eop_va, context_save_va, ..
         } = request;
@@ -37,6 +41,7 @@ impl Queue {
             doorbell,
             control_stack_size: request.control_stack_size,
             addresses: addresses.map(|va| va.0),
+            exceptions,
         }
     }
 
@@ -52,12 +57,15 @@ pub struct Queues {
     live: BTreeMap<u32, Queue>,
     /// What of the limits is used up.
     pub budget: Budget,
+    /// Of their exceptions.
+    pub exceptions: Exceptions,
 }
 
 impl Queues {
     /// None yet; at most `limit`, and what the VM's account allows.
     pub fn new(limit: u64, vm: Option<Account>) -> Self {
-        Queues { live: BTreeMap::new(), budget: Budget::new("queues", limit).with(vm) }
+        let budget = Budget::new("queues", limit).with(vm);
+        Queues { live: BTreeMap::new(), budget, exceptions: Exceptions::default() }
     }
 
     /// A queue; the kernel's own answer where there is none.
@@ -68,6 +76,11 @@ impl Queues {
     /// A queue, to change.
     pub fn get_mut(&mut self, id: QueueId) -> Option<&mut Queue> {
         self.live.get_mut(&id.0)
+    }
+
+    /// All queues.
+    pub fn live(&self) -> impl Iterator<Item = &Queue> {
+        self.live.values()
     }
 
     /// The kernel has made a queue, for which the budget was taken.
@@ -83,6 +96,7 @@ impl Queues {
             // Its waves did not stop in time; all else is done (pqm_destroy_queue).
             Err(error) => error.errno == Errno::ETIME,
         };
+        // Its page for exceptions goes now: the kernel passes them on under the lock that it destroys queues under.
         if gone && let Some(queue) = self.live.remove(&id.0) {
             context.pump.change(|doorbells| doorbells.remove(queue.gpu_id.0, queue.doorbell));
             self.budget.give(1);
@@ -121,7 +135,7 @@ mod tests {
             gpu_id: GpuId(7),
             ..Default::default()
         };
-        let queue = Queue::new(&request, 3);
+        let queue = Queue::new(&request, 3, None);
         let buffer =
             |va, bytes| Buffer::new(None, GpuId(9), bytes, Backing::Gtt { mmap_offset: 0 }).at(va, bytes);
         assert!(queue.is_on(&buffer(0x10000, 0x1000)));

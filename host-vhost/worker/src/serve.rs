@@ -59,7 +59,7 @@ pub fn serve(channel: Channel) -> Result<(), ServeError> {
         Err(error) => return Err(error.into()),
     };
     let context = match start(&settings, ledger, channel.clone()) {
-        Ok(context) => Arc::new(context),
+        Ok(context) => context.share_threads(),
         Err(error) => {
             channel.send(&FromWorker::Failed { message: error.to_string() }, &[])?;
             return Err(ServeError::Start(Box::new(error)));

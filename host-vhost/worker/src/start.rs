@@ -14,6 +14,7 @@ use kfd_ipc::{Channel, IPC_FD, IpcError};
 use kfd_sandbox::lists::SMI_DESCRIPTORS;
 use kfd_sandbox::{Role, SandboxError};
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use virtio_kfd_protocol::GpuId;
 use virtio_kfd_protocol::limits::MAX_GPUS;
@@ -106,6 +107,7 @@ pub fn start(
     ledger: Option<OwnedFd>,
     channel: Arc<Channel>,
 ) -> Result<Context, StartError> {
+    limit_stack();
     let kfd = Kfd::open().map_err(open_error)?;
     let version = kfd.version()?;
     if version.major != kfd_abi::version::KFD_IOCTL_MAJOR_VERSION {
@@ -151,6 +153,16 @@ pub fn start(
         context.gpus.len()
     );
     Ok(context)
+}
+
+/// Linux's common limit. The one that this process was started with is for where its mappings are (`WORKER_STACK_LIMIT` of the
+/// daemon), which was settled by then.
+fn limit_stack() {
+    let lowered = getrlimit(Resource::RLIMIT_STACK)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_STACK, STACK_BYTES.min(hard), hard));
+    if let Err(error) = lowered {
+        tracing::warn!("the limit of the stack stays: {error}");
+    }
 }
 
 /// A process begins with XNACK where all GPUs retry faults (`amdgpu.noretry=0`; kfd_process_xnack_mode). Why it must be

@@ -185,7 +185,8 @@ impl Call<'_> {
         })
     }
 
-    /// Only the host's worker could take part in debugging, so the host refuses to enable it.
+    /// Exceptions reach this process as the heads of queues' save areas say; no debugger does, which would have to attach to the
+    /// host's worker.
     pub(super) fn runtime_enable(&self) -> Result<i32> {
         self.run(|arguments: &mut RuntimeEnableArgs| {
             let request = RuntimeEnableRequest {

@@ -373,7 +373,7 @@ impl Session {
                 ),
             );
         }
-        let mut features = Features::GUEST_MEMORY;
+        let mut features = Features::GUEST_MEMORY | Features::EXCEPTIONS;
         features.set(Features::HOST_BLOBS, self.window.is_enabled());
         Ok(Step::Done(Response::Capset(Capset::announce(features, self.config.gpu_count))))
     }

@@ -36,7 +36,7 @@ fn a_context_from_capset_to_answer() {
     let capset = vmm.command(&simple(GET_CAPSET, 0, &[8, 1]));
     assert_eq!(kind(&capset), OK_CAPSET);
     let capset = Capset::read_from_bytes(&capset[24..]).unwrap();
-    assert_eq!(capset, Capset::announce(Features::HOST_BLOBS | Features::GUEST_MEMORY, 1));
+    assert_eq!(capset, Capset::announce(Features::all(), 1));
 
     open_context(&mut vmm, 3);
     assert_eq!(run(&mut vmm, 3, &hello(3, 0)), [Status::OK]);

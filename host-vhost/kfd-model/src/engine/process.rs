@@ -67,11 +67,13 @@ impl Exceptions {
     fn send(&self, code: u32, events: &Events) -> Result<()> {
         let header: ContextSaveAreaHeader = UserMemory.read_struct(UserPtr(self.context_save_area))?;
         let payload = UserPtr(header.err_payload_addr);
-        let so_far: u64 = UserMemory.read_struct(payload)?;
         // KFD_EC_MASK
         let bit = 1u64.checked_shl(code.saturating_sub(1)).unwrap_or(0);
-        UserMemory.write_struct(payload, &(so_far | bit))?;
-        events.set(header.err_event_id)
+        let so_far: Result<u64> = UserMemory.read_struct(payload);
+        let noted = so_far.and_then(|so_far| UserMemory.write_struct(payload, &(so_far | bit)));
+        // The kernel sets the event whether there is a payload or not.
+        events.set(header.err_event_id)?;
+        noted
     }
 }
 

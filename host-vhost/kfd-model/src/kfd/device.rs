@@ -223,6 +223,9 @@ impl Call<'_> {
             if enable && state.runtime_enabled {
                 return Err(Errno::EBUSY);
             }
+            if enable && state.queues.len() > 0 {
+                return Err(Errno::EEXIST);
+            }
             state.runtime_enabled = enable;
             state.exceptions.store(enable, std::sync::atomic::Ordering::Relaxed);
             Ok(())

@@ -6,7 +6,7 @@ use kfd_abi::event::{
     EventData, HsaSignalEventData, KFD_IOC_EVENT_HW_EXCEPTION, KFD_IOC_EVENT_MEMORY, KFD_IOC_EVENT_SIGNAL,
     KFD_SIGNAL_EVENT_LIMIT,
 };
-use kfd_host::WaitOutcome;
+use kfd_host::{KfdHandle, WaitOutcome};
 use virtio_kfd_protocol::calls::{CreateEvent, DestroyEvent, ResetEvent, SetEvent, WaitEvents};
 use virtio_kfd_protocol::{
     CreateEventAnswer, CreateEventRequest, EventId, EventRequest, GpuId, GuestVa, Nothing, WAITED_HARDWARE,
@@ -15,6 +15,7 @@ use virtio_kfd_protocol::{
 
 use super::{Made, Outcome, Reply};
 use crate::context::{Context, EventPage};
+use crate::exceptions;
 use crate::failure::{Failure, errno_number, expect_zero};
 
 /// Most events of a context: all signal events that the kernel has room for in a process, and some of the other
@@ -36,6 +37,19 @@ pub fn create_event(context: &Context, made: &Made, request: &CreateEventRequest
             )
         }
     };
+    let made = make_event(context, page, request)?;
+    let mut queues = context.queues();
+    if queues.exceptions.wait_for_events() {
+        exceptions::start(context, &mut queues);
+    }
+    Ok(Reply::of(made))
+}
+
+fn make_event(
+    context: &Context,
+    page: Option<KfdHandle>,
+    request: &CreateEventRequest,
+) -> Result<CreateEventAnswer, Failure> {
     // Held during the call, so that a destruction of the new id is not seen before its creation.
     let mut events = context.events();
     if events.types.len() >= MAX_EVENTS {
@@ -53,31 +67,33 @@ pub fn create_event(context: &Context, made: &Made, request: &CreateEventRequest
             tracing::warn!("the context has 256 event slots only: {error}");
         }
     }
-    Ok(Reply::of(CreateEventAnswer {
+    Ok(CreateEventAnswer {
         event_id: EventId(event.event_id),
         trigger_data: event.trigger_data,
         slot_index: event.slot_index,
         pad: 0,
-    }))
+    })
 }
 
 pub fn destroy_event(context: &Context, request: &EventRequest) -> Outcome<DestroyEvent> {
     expect_zero("DestroyEvent", &[request.pad.into()])?;
     let mut events = context.events();
-    context.kfd.destroy_event(request.event_id.0)?;
+    context.kfd.destroy_event(events.guests(request.event_id.0))?;
     events.types.remove(&request.event_id.0);
     Ok(Reply::of(Nothing {}))
 }
 
 pub fn set_event(context: &Context, request: &EventRequest) -> Outcome<SetEvent> {
     expect_zero("SetEvent", &[request.pad.into()])?;
-    context.kfd.set_event(request.event_id.0)?;
+    let event = context.events().guests(request.event_id.0);
+    context.kfd.set_event(event)?;
     Ok(Reply::of(Nothing {}))
 }
 
 pub fn reset_event(context: &Context, request: &EventRequest) -> Outcome<ResetEvent> {
     expect_zero("ResetEvent", &[request.pad.into()])?;
-    context.kfd.reset_event(request.event_id.0)?;
+    let event = context.events().guests(request.event_id.0);
+    context.kfd.reset_event(event)?;
     Ok(Reply::of(Nothing {}))
 }
 
@@ -86,8 +102,14 @@ pub fn wait_events(
     request: &WaitEventsRequest,
     list: &[WaitEvent],
 ) -> Outcome<WaitEvents> {
-    let types = types(&context.events().types, list);
-    let mut data: Vec<EventData> = list.iter().zip(&types).map(|(event, kind)| ask(event, *kind)).collect();
+    let (types, mut data) = {
+        let events = context.events();
+        let types = types(&events.types, list);
+        let asked = list.iter().zip(&types);
+        let data: Vec<EventData> =
+            asked.map(|(event, kind)| ask(events.guests(event.event_id.0), event.age, *kind)).collect();
+        (types, data)
+    };
     let outcome = context.kfd.wait_events(&mut data, request.wait_for_all != 0, request.timeout);
     Ok(reply(outcome, list, &types, &data))
 }
@@ -98,10 +120,10 @@ fn types(events: &HashMap<u32, u32>, list: &[WaitEvent]) -> Vec<u32> {
 }
 
 /// What the kernel is asked. Only signal events have an age; in the same bytes the others return their data.
-fn ask(event: &WaitEvent, event_type: u32) -> EventData {
-    let mut data = EventData { event_id: event.event_id.0, ..Default::default() };
+fn ask(event_id: u32, age: u64, event_type: u32) -> EventData {
+    let mut data = EventData { event_id, ..Default::default() };
     if event_type == KFD_IOC_EVENT_SIGNAL {
-        data.set_signal_event_data(HsaSignalEventData { last_event_age: event.age });
+        data.set_signal_event_data(HsaSignalEventData { last_event_age: age });
     }
     data
 }
@@ -179,7 +201,7 @@ mod tests {
         let ages: Vec<u64> = list
             .iter()
             .zip(types)
-            .map(|(event, kind)| ask(event, kind).signal_event_data().last_event_age)
+            .map(|(event, kind)| ask(event.event_id.0, event.age, kind).signal_event_data().last_event_age)
             .collect();
         assert_eq!(ages, [5, 0, 5]);
     }

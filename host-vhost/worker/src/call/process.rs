@@ -1,5 +1,6 @@
 //! What belongs to the KFD process as a whole.
 
+use kfd_abi::debug::{KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK, KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK};
 use kfd_host::PolicyRequest;
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
@@ -103,17 +104,26 @@ pub fn set_trap_handler(context: &Context, request: &SetTrapHandlerRequest) -> O
     Ok(Reply::of(Nothing {}))
 }
 
-/// Cannot be enabled: with a runtime enabled the kernel answers an exception of a queue by reading the head of its context
-/// save area, and writing where that points to, at the addresses of the KFD process (kfd_send_exception_to_runtime,
-/// kfd_process.c). Here those are the worker's, and the queue's are the guest's. Runtimes take it for a kernel before KFD 1.13
-/// and hear of errors through the queue itself.
+/// With a runtime enabled the kernel looks for the heads of queues' save areas in this process: [`crate::exceptions`]. No debugger
+/// of the guest's reaches this process, so the kernel is not told where the guest's runtime has its list of code objects.
 pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outcome<RuntimeEnable> {
     expect_zero("RuntimeEnable", &[request.pad.into()])?;
-    if request.mode != 0 {
-        let reason = "RuntimeEnable: exceptions would reach memory of the worker";
+    let known = KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK | KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK;
+    if request.mode & !known != 0 {
+        let reason = format!("RuntimeEnable: mode {:#x}, known is {known:#x}", request.mode);
         return Err(Failure::new(Status::NOT_SUPPORTED, reason));
     }
-    let capabilities = context.kfd.runtime_enable(request.r_debug.0, 0)?;
+    // Held during the call, so that no queue is made meanwhile.
+    let mut queues = context.queues();
+    if request.mode & KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK != 0 && !queues.exceptions.possible {
+        // As the kernel does; such a queue would have no page.
+        if queues.live().next().is_some() {
+            let reason = "RuntimeEnable: there are queues".to_owned();
+            return Err(Failure { status: Status::ERRNO, errno: errno_number(Errno::EEXIST), reason });
+        }
+        queues.exceptions.possible = true;
+    }
+    let capabilities = context.kfd.runtime_enable(0, request.mode)?;
     Ok(Reply::of(RuntimeEnableAnswer { capabilities, pad: 0 }))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kfd_abi::queue::{
     KFD_IOC_QUEUE_TYPE_COMPUTE, KFD_IOC_QUEUE_TYPE_COMPUTE_AQL, KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID,
 };
-use kfd_host::{NewQueue, QueueUpdate};
+use kfd_host::{ExceptionPage, NewQueue, QueueUpdate};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
     AllocQueueGws, CreateQueue, DestroyQueue, DoorbellPage, GetQueueWaveState, RingDoorbells, SetCuMask,
@@ -21,6 +21,7 @@ use virtio_kfd_protocol::{
 use super::{Outcome, Reply};
 use crate::blob::PAGE;
 use crate::context::{Context, Gpu};
+use crate::exceptions;
 use crate::failure::{Failure, errno_number, expect_zero};
 use crate::memory::Memory;
 use crate::queue::Queue;
@@ -50,8 +51,10 @@ pub fn create_queue(context: &Context, request: &CreateQueueRequest) -> Outcome<
     let memory = context.memory();
     // Held during the calls, so that nobody else's new queue gets the id before all is done.
     let mut queues = context.queues();
+    exceptions::start(context, &mut queues);
+    let page = queues.exceptions.page(request)?;
     queues.budget.take(1)?;
-    let created = create(context, &memory, gpu, request);
+    let created = create(context, &memory, gpu, request, page);
     match created {
         Ok((id, queue)) => {
             let doorbell_offset = u32::try_from(queue.doorbell.saturating_mul(8)).unwrap_or(u32::MAX);
@@ -70,6 +73,7 @@ fn create(
     memory: &Memory,
     gpu: &Gpu,
     request: &CreateQueueRequest,
+    exceptions: Option<ExceptionPage>,
 ) -> Result<(QueueId, Queue), Failure> {
     let write_index = match request.kind {
         KFD_IOC_QUEUE_TYPE_COMPUTE_AQL => memory.guest_word(gpu.id, request.write_pointer_va.0)?,
@@ -104,7 +108,7 @@ fn create(
     finished?;
     let write_index = write_index.map(|words| (words, slots));
     context.pump.change(|doorbells| doorbells.add(gpu.id.0, made.doorbell, write_index));
-    Ok((QueueId(made.id), Queue::new(request, made.doorbell)))
+    Ok((QueueId(made.id), Queue::new(request, made.doorbell, exceptions)))
 }
 
 fn mask_new_queue(context: &Context, gpu: &Gpu, kind: u32, id: u32) -> Result<(), Failure> {

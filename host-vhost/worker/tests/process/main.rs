@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
 mod event;
+mod exceptions;
 mod hdp;
 mod memory;
 mod open;

@@ -18,29 +18,29 @@ const WRITABLE: u32 = 1 << 31;
 /// `KFD_IOC_QUEUE_TYPE_SDMA`
 const SDMA: u32 = 1;
 
-const P: u64 = 4096;
-const VA: u64 = 0x7f00_0000_0000;
+pub const P: u64 = 4096;
+pub const VA: u64 = 0x12_0000_0000;
 const EINVAL: u32 = 22;
 const ENOTSUPP: u32 = 524;
 /// The blob of the guest's memory, and its pages: ring, pointers, data, and two of doorbells.
-const BLOB: u32 = 5;
-const RING: u64 = 0;
-const POINTERS: u64 = 1;
-const DATA: u64 = 2;
-const BELLS: u64 = 4;
+pub const BLOB: u32 = 5;
+pub const RING: u64 = 0;
+pub const POINTERS: u64 = 1;
+pub const DATA: u64 = 2;
+pub const BELLS: u64 = 4;
 /// Enough for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A context with guest memory that a GPU reaches page by page, at the same distance from [`VA`] as in the file.
-struct Guest {
-    worker: Worker,
-    gpu_id: GpuId,
-    ram: File,
-    buffers: Vec<Handle>,
+pub struct Guest {
+    pub worker: Worker,
+    pub gpu_id: GpuId,
+    pub ram: File,
+    pub buffers: Vec<Handle>,
 }
 
 impl Guest {
-    fn new(profile: &str, settings: Settings) -> Self {
+    pub fn new(profile: &str, settings: Settings) -> Self {
         Self::over(Worker::greeted(profile, settings))
     }
 
@@ -70,11 +70,11 @@ impl Guest {
         guest
     }
 
-    fn doorbell_page(&self) -> DoorbellPageRequest {
+    pub fn doorbell_page(&self) -> DoorbellPageRequest {
         DoorbellPageRequest { gpu_id: self.gpu_id, resource: ResourceId(BLOB), offset: BELLS * P }
     }
 
-    fn queue(&self) -> CreateQueueRequest {
+    pub fn queue(&self) -> CreateQueueRequest {
         CreateQueueRequest {
             ring_va: GuestVa(VA + RING * P),
             write_pointer_va: GuestVa(VA + POINTERS * P),
@@ -95,17 +95,17 @@ impl Guest {
         (answer.queue, BELLS * P + u64::from(answer.doorbell_offset))
     }
 
-    fn destroy(&mut self, queue: QueueId) -> (Status, u32) {
+    pub fn destroy(&mut self, queue: QueueId) -> (Status, u32) {
         self.worker.failure::<DestroyQueue>(&QueueRequest { queue, pad: 0 }, &[])
     }
 
-    fn word(&self, offset: u64) -> u64 {
+    pub fn word(&self, offset: u64) -> u64 {
         let mut bytes = [0; 8];
         self.ram.read_exact_at(&mut bytes, offset).unwrap();
         u64::from_le_bytes(bytes)
     }
 
-    fn set_word(&self, offset: u64, value: u64) {
+    pub fn set_word(&self, offset: u64, value: u64) {
         self.ram.write_all_at(&value.to_le_bytes(), offset).unwrap();
     }
 

@@ -46,7 +46,13 @@ void broken(void)
 /* A kernel that ends at once: its descriptor, of which all that is 0 asks for nothing, and its code. */
 static unsigned char *nothing(void)
 {
-	unsigned char *kernel = host(4096);
+	void *memory;
+	/* HSA_AMD_MEMORY_POOL_EXECUTABLE_FLAG. Runtimes before 6.4 do not know it, and let all of this memory be executed. */
+	if (hsa_amd_memory_pool_allocate(system_pool, 4096, 4, &memory) == HSA_STATUS_SUCCESS)
+		MUST(hsa_amd_agents_allow_access(gpu_count, gpus, NULL, memory));
+	else
+		memory = host(4096);
+	unsigned char *kernel = memory;
 	memset(kernel, 0, 4096);
 	/* kernel_code_entry_byte_offset */
 	*(int64_t *)(kernel + 16) = 256;
