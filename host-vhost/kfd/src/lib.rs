@@ -25,7 +25,6 @@ mod queue;
 mod range;
 pub mod render;
 mod smi;
-mod smi;
 pub mod topology;
 mod words;
 
