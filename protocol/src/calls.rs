@@ -302,6 +302,17 @@ calls! {
         request: FlushHdpRequest, [u8; 0]; answer: Nothing, [u8; 0];
         ring: Any; kfd: []; drm: [];
     }
+    /// `DRM_IOCTL_AMDGPU_GEM_METADATA`, get: what programs left with the memory for others that have it. It is that of the host's
+    /// whole buffer. The buffer reaches the GPU's render node as a dma-buf.
+    0x14c memory BufferMetadata {
+        request: BufferMetadataRequest, [u8; 0]; answer: BufferMetadataAnswer, [u8; MAX_METADATA_BYTES];
+        ring: Any; kfd: [0x24]; drm: [0x2e, 0x46];
+    }
+    /// `DRM_IOCTL_AMDGPU_GEM_METADATA`, set; the tail is what is left with the memory.
+    0x14d memory SetBufferMetadata {
+        request: SetBufferMetadataRequest, [u8; MAX_METADATA_BYTES]; answer: Nothing, [u8; 0];
+        ring: Any; kfd: [0x24]; drm: [0x2e, 0x46];
+    }
     /// `AMDKFD_IOC_CREATE_EVENT`
     0x160 event CreateEvent {
         request: CreateEventRequest, [u8; 0]; answer: CreateEventAnswer, [u8; 0];

@@ -62,3 +62,6 @@ pub const MAX_SMI_STREAMS: usize = 63;
 /// Most bytes of system management events in one answer. The kernel keeps 1024 of a stream (`MAX_KFIFO_SIZE`,
 /// kfd_smi_events.c), which grow by no more than the guest's own name in each line.
 pub const MAX_SMI_BYTES: usize = 4096;
+
+/// Most bytes that programs can leave with a buffer (`struct drm_amdgpu_gem_metadata`).
+pub const MAX_METADATA_BYTES: usize = 256;

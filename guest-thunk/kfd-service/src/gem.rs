@@ -8,13 +8,21 @@ use std::sync::Mutex;
 use guest_thunk::thunk::lock::lock;
 use guest_thunk::thunk::render::bo::{Failure, HANDLE};
 use kfd_abi::drm::amdgpu::{
-    AMDGPU_VA_OP_CLEAR, AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE, GemMmap, GemVa, VmPageFlags,
+    AMDGPU_GEM_DOMAIN_GTT, AMDGPU_GEM_DOMAIN_VRAM, AMDGPU_GEM_METADATA_OP_GET_METADATA,
+    AMDGPU_GEM_METADATA_OP_SET_METADATA, AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, AMDGPU_GEM_OP_SET_PLACEMENT,
+    AMDGPU_VA_OP_CLEAR, AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE, GemCreate, GemMetadata, GemMmap, GemOp,
+    GemVa, VmPageFlags,
 };
 use kfd_abi::drm::{DRM_CLOEXEC, DRM_RDWR, GemClose, PrimeHandle};
-use kfd_seam::Result;
+use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
-use virtio_kfd_protocol::GpuId;
+use virtio_kfd_protocol::calls::{BufferMetadata, SetBufferMetadata};
+use virtio_kfd_protocol::limits::MAX_METADATA_BYTES;
+use virtio_kfd_protocol::{
+    BufferMetadataAnswer, BufferMetadataRequest, GpuId, Handle, SetBufferMetadataRequest,
+};
 
+use crate::failure::errno;
 use crate::topology::Gpu;
 use crate::{GuestKfd, dma_buf};
 
@@ -102,6 +110,68 @@ impl GuestKfd {
         };
         arguments.addr_ptr = offset;
         Ok(0)
+    }
+
+    /// `amdgpu_gem_metadata_ioctl`, for memory of the host: what its processes leave with it. Memory of the guest has none, and
+    /// nothing can be left with it.
+    pub(crate) fn gem_metadata(&self, gpu: &Gpu, arguments: &mut GemMetadata) -> Result<i32> {
+        let name = self.object(gpu, arguments.handle)?;
+        let buffer = self.bos.host_buffer(name).map_err(failed)?;
+        match arguments.op {
+            AMDGPU_GEM_METADATA_OP_GET_METADATA => {
+                let (fixed, bytes) = match buffer {
+                    Some((handle, gpu)) => self.metadata(handle, gpu)?,
+                    None => Default::default(),
+                };
+                arguments.flags = fixed.flags;
+                arguments.tiling_info = fixed.tiling;
+                arguments.data_size_bytes = u32::try_from(bytes.len()).map_err(|_| Errno::EINVAL)?;
+                for (word, bytes) in arguments.data.iter_mut().zip(bytes.chunks(4)) {
+                    let mut whole = [0; 4];
+                    whole.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+                    *word = u32::from_ne_bytes(whole);
+                }
+            }
+            AMDGPU_GEM_METADATA_OP_SET_METADATA => {
+                let size = usize::try_from(arguments.data_size_bytes).map_err(|_| Errno::EINVAL)?;
+                if size > MAX_METADATA_BYTES {
+                    return Err(Errno::EINVAL);
+                }
+                let (handle, gpu_id) = buffer.ok_or(Errno::EOPNOTSUPP)?;
+                let (flags, tiling) = (arguments.flags, arguments.tiling_info);
+                let request = SetBufferMetadataRequest { handle, gpu_id, pad: 0, flags, tiling };
+                let mut bytes: Vec<u8> = arguments.data.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                bytes.truncate(size);
+                self.client.call::<SetBufferMetadata>(&request, &bytes, 0).map_err(errno)?;
+            }
+            // The driver's initial value of the result.
+            _ => return Err(Errno::EPERM),
+        }
+        Ok(0)
+    }
+
+    /// What was left with a buffer of the host.
+    pub(crate) fn metadata(&self, handle: Handle, gpu_id: GpuId) -> Result<(BufferMetadataAnswer, Vec<u8>)> {
+        let request = BufferMetadataRequest { handle, gpu_id, pad: 0 };
+        self.client.call::<BufferMetadata>(&request, &[], MAX_METADATA_BYTES).map_err(errno)
+    }
+
+    /// `amdgpu_gem_op_ioctl`: how a buffer was made, with a page's alignment and without flags. Memory cannot be placed anew.
+    pub(crate) fn gem_operation(&self, gpu: &Gpu, arguments: &GemOp) -> Result<i32> {
+        let name = self.object(gpu, arguments.handle)?;
+        match arguments.op {
+            AMDGPU_GEM_OP_GET_GEM_CREATE_INFO => {
+                let (_, bo_size, _) = self.bos.shown(name).map_err(failed)?;
+                let host = self.bos.host_buffer(name).map_err(failed)?;
+                let domains = if host.is_some() { AMDGPU_GEM_DOMAIN_VRAM } else { AMDGPU_GEM_DOMAIN_GTT };
+                let alignment = guest_thunk::thunk::memory::address::page_size();
+                let told = GemCreate { bo_size, alignment, domains, domain_flags: 0 };
+                UserMemory.write_struct(UserPtr(arguments.value), &told)?;
+                Ok(0)
+            }
+            AMDGPU_GEM_OP_SET_PLACEMENT => Err(Errno::EOPNOTSUPP),
+            _ => Err(Errno::EINVAL),
+        }
     }
 
     /// `amdgpu_gem_va_ioctl`, but for partially resident memory.

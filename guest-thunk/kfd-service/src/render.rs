@@ -1,10 +1,10 @@
 //! The ioctls of a render node, as far as runtimes ask the driver about itself.
 //!
-//! Buffer objects are in [`crate::gem`]: those that come as dma-bufs. New ones (GEM_CREATE) and metadata are not served: `EOPNOTSUPP`.
+//! Buffer objects are in [`crate::gem`]: those that come as dma-bufs. New ones (GEM_CREATE) are not served: `EOPNOTSUPP`.
 
 use kfd_abi::drm::amdgpu::{
     AMDGPU_INFO_FW_VERSION, AMDGPU_INFO_HW_IP_COUNT, AMDGPU_INFO_HW_IP_INFO, AMDGPU_INFO_READ_MMR_REG,
-    GemMmap, GemVa, Info,
+    GemMetadata, GemMmap, GemOp, GemVa, Info,
 };
 use kfd_abi::drm::{
     self, DRM_CAP_PRIME, DRM_CAP_SYNCOBJ, DRM_CAP_SYNCOBJ_TIMELINE, DRM_CAP_TIMESTAMP_MONOTONIC,
@@ -60,6 +60,15 @@ pub fn ioctl(kfd: &GuestKfd, gpu: &Gpu, request: u32, argument: UserPtr) -> Resu
         nr::AMDGPU_GEM_VA => {
             exchange(drm::request::AMDGPU_GEM_VA)
                 .run::<GemVa, _>(&UserMemory, argument, |arguments| kfd.gem_va(gpu, arguments))
+        }
+        nr::AMDGPU_GEM_METADATA => exchange(drm::request::AMDGPU_GEM_METADATA).run::<GemMetadata, _>(
+            &UserMemory,
+            argument,
+            |arguments| kfd.gem_metadata(gpu, arguments),
+        ),
+        nr::AMDGPU_GEM_OP => {
+            exchange(drm::request::AMDGPU_GEM_OP)
+                .run::<GemOp, _>(&UserMemory, argument, |arguments| kfd.gem_operation(gpu, arguments))
         }
         // No `DRM_RENDER_ALLOW`.
         nr::GET_CLIENT => Err(Errno::EACCES),

@@ -3,7 +3,7 @@
 //! Deliberate differences from the kernel (Linux 6.12): user pointers of the render node, contexts, command submission
 //! and synchronisation objects answer `EOPNOTSUPP`; AMDGPU_INFO about video, sensors, the VBIOS and hardware blocks
 //! answers `EINVAL`, as for a query that the driver does not know. GEM_CREATE has no on-chip memory (GDS, GWS, OA:
-//! `EOPNOTSUPP`). GEM_VA changes the page table at once, `AMDGPU_VM_DELAY_UPDATE` or not. There is no primary node in
+//! `EOPNOTSUPP`). GEM_OP places no memory anew (`EOPNOTSUPP`). GEM_VA changes the page table at once, `AMDGPU_VM_DELAY_UPDATE` or not. There is no primary node in
 //! `/dev/dri`, only in sysfs.
 
 mod gem;
@@ -14,8 +14,8 @@ use kfd_abi::drm::amdgpu::{
     AMDGPU_INFO_MMR_SE_INDEX_MASK, AMDGPU_INFO_MMR_SE_INDEX_SHIFT, AMDGPU_INFO_MMR_SH_INDEX_MASK,
     AMDGPU_INFO_MMR_SH_INDEX_SHIFT, AMDGPU_INFO_NUM_BYTES_MOVED, AMDGPU_INFO_NUM_EVICTIONS,
     AMDGPU_INFO_READ_MMR_REG, AMDGPU_INFO_TIMESTAMP, AMDGPU_INFO_VIS_VRAM_USAGE, AMDGPU_INFO_VRAM_GTT,
-    AMDGPU_INFO_VRAM_LOST_COUNTER, AMDGPU_INFO_VRAM_USAGE, GemCreate, GemMetadata, GemMmap, GemVa, HeapInfo,
-    Info, InfoDevice, InfoVramGtt, MemoryInfo,
+    AMDGPU_INFO_VRAM_LOST_COUNTER, AMDGPU_INFO_VRAM_USAGE, GemCreate, GemMetadata, GemMmap, GemOp, GemVa,
+    HeapInfo, Info, InfoDevice, InfoVramGtt, MemoryInfo,
 };
 use kfd_abi::drm::{
     self, DRM_CAP_PRIME, DRM_CAP_SYNCOBJ, DRM_CAP_SYNCOBJ_TIMELINE, DRM_CAP_TIMESTAMP_MONOTONIC,
@@ -129,6 +129,10 @@ pub fn ioctl(
         nr::AMDGPU_GEM_VA => {
             exchange(drm::request::AMDGPU_GEM_VA)
                 .run::<GemVa, _>(&UserMemory, argument, |arguments| gem.va(arguments))
+        }
+        nr::AMDGPU_GEM_OP => {
+            exchange(drm::request::AMDGPU_GEM_OP)
+                .run::<GemOp, _>(&UserMemory, argument, |arguments| gem.operation(arguments))
         }
         // DRM_MASTER, which a render node never is.
         SCHED => Err(Errno::EACCES),

@@ -38,7 +38,7 @@ pub use mapping::GuestMapping;
 pub use memory::{Allocation, KfdHandle, MapOutcome, NewBuffer};
 pub use process::{Clocks, PolicyRequest, TileConfig};
 pub use queue::{Doorbells, NewQueue, Queue, QueueUpdate, WaveState};
-pub use range::{GemHandle, Range};
+pub use range::{GemHandle, Metadata, Range};
 pub use render::{DriverVersion, RenderNode};
 pub use smi::{SmiPlace, SmiPlaces};
 pub use words::SharedWords;

@@ -148,6 +148,14 @@ impl Run<'_> {
             Request::FlushHdp { fixed, .. } => {
                 self.answer::<calls::FlushHdp>(raw, memory::flush_hdp(context, &self.made, &fixed))
             }
+            Request::BufferMetadata { fixed, .. } => {
+                let outcome = memory::buffer_metadata(context, &self.made, &fixed);
+                self.answer::<calls::BufferMetadata>(raw, outcome)
+            }
+            Request::SetBufferMetadata { fixed, tail } => {
+                let outcome = memory::set_buffer_metadata(context, &self.made, &fixed, &tail);
+                self.answer::<calls::SetBufferMetadata>(raw, outcome)
+            }
             Request::CreateEvent { fixed, .. } => {
                 let outcome = event::create_event(context, &self.made, &fixed);
                 self.answer::<calls::CreateEvent>(raw, outcome)

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use kfd_abi::drm::amdgpu::VmPageFlags;
 use kfd_abi::version::minor;
-use kfd_host::{GemHandle, Range};
-use virtio_kfd_protocol::{Handle, MapRangeRequest, Status, UnmapRangeRequest};
+use kfd_host::{GemHandle, Metadata, Range};
+use virtio_kfd_protocol::{GpuId, Handle, MapRangeRequest, Status, UnmapRangeRequest};
 
 use crate::blob::PAGE;
 use crate::buffer::Backing;
@@ -126,7 +126,7 @@ impl Memory {
         size: u64,
     ) -> Result<(), Failure> {
         let (gpu_id, va) = key;
-        let gpu = context.gpu(virtio_kfd_protocol::GpuId(gpu_id))?;
+        let gpu = context.gpu(GpuId(gpu_id))?;
         let buffer = self.buffer_mut(handle)?;
         if let Some(gem) = buffer.gems.get(&gpu_id) {
             gpu.render.unmap_range(*gem, va, size)?;
@@ -143,6 +143,26 @@ impl Memory {
             self.take_range(context, handle, key, size)?;
         }
         Ok(())
+    }
+
+    /// What was left with a buffer on a GPU's render node.
+    pub fn metadata(&mut self, context: &Context, handle: Handle, gpu: GpuId) -> Result<Metadata, Failure> {
+        let gpu = context.gpu(gpu)?;
+        let gem = self.gem(context, handle, gpu)?;
+        Ok(gpu.render.metadata(gem)?)
+    }
+
+    /// Leaves something with a buffer.
+    pub fn set_metadata(
+        &mut self,
+        context: &Context,
+        handle: Handle,
+        gpu: GpuId,
+        metadata: &Metadata,
+    ) -> Result<(), Failure> {
+        let gpu = context.gpu(gpu)?;
+        let gem = self.gem(context, handle, gpu)?;
+        Ok(gpu.render.set_metadata(gem, metadata)?)
     }
 
     /// The buffer on the GPU's render node.
@@ -163,7 +183,7 @@ impl Memory {
         self.gems.ranges = self.gems.ranges.saturating_sub(std::mem::take(&mut buffer.ranges).len());
         for (gpu_id, gem) in std::mem::take(&mut buffer.gems) {
             let last = self.gems.remove(gpu_id, gem);
-            let Ok(gpu) = context.gpu(virtio_kfd_protocol::GpuId(gpu_id)) else { continue };
+            let Ok(gpu) = context.gpu(GpuId(gpu_id)) else { continue };
             if last && let Err(error) = gpu.render.close(gem) {
                 context.throttle.log(|held| {
                     tracing::warn!("{error} ({held} messages before were held back)");

@@ -3,7 +3,7 @@
 
 pub mod amdgpu;
 
-use amdgpu::{GemCreate, GemMetadata, GemMmap, GemVa, Info};
+use amdgpu::{GemCreate, GemMetadata, GemMmap, GemOp, GemVa, Info};
 
 use crate::ioctl::ioctls;
 use crate::layout::{abi_consts, abi_structs};
@@ -140,4 +140,6 @@ ioctls! {
     AMDGPU_GEM_METADATA = DRM_COMMAND_BASE + 0x06, ReadWrite, GemMetadata, since 0;
     /// Maps and unmaps a buffer in the GPU's address space.
     AMDGPU_GEM_VA = DRM_COMMAND_BASE + 0x08, Write, GemVa, since 0;
+    /// How a buffer was made, and where it shall lie.
+    AMDGPU_GEM_OP = DRM_COMMAND_BASE + 0x10, ReadWrite, GemOp, since 0;
 }

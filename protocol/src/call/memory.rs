@@ -185,6 +185,44 @@ impl ResourceInfoAnswer {
     pub const HOST: u32 = 2;
 }
 
+/// A request for what was left with a buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BufferMetadataRequest {
+    /// The buffer: VRAM of this context's or imported memory.
+    pub handle: Handle,
+    /// The GPU on whose render node it is asked. Another one than that which has the memory may have metadata of its own.
+    pub gpu_id: GpuId,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// What was left with a buffer; the bytes are in the tail. All zero where there is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BufferMetadataAnswer {
+    /// Flags, none defined by Linux.
+    pub flags: u64,
+    /// `AMDGPU_TILING_*`
+    pub tiling: u64,
+}
+
+/// What is to be left with a buffer; the bytes are in the tail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetBufferMetadataRequest {
+    /// The buffer: VRAM of this context's or imported memory.
+    pub handle: Handle,
+    /// The GPU on whose render node it is set.
+    pub gpu_id: GpuId,
+    /// Zero.
+    pub pad: u32,
+    /// Flags, none defined by Linux.
+    pub flags: u64,
+    /// `AMDGPU_TILING_*`
+    pub tiling: u64,
+}
+
 const _: () = assert!(size_of::<AllocMemoryRequest>() == 40);
 const _: () = assert!(size_of::<AllocMemoryAnswer>() == 16);
 const _: () = assert!(size_of::<MapMemoryAnswer>() == 8);
@@ -194,3 +232,5 @@ const _: () = assert!(size_of::<ShareMemoryRequest>() == 24);
 const _: () = assert!(size_of::<ImportMemoryRequest>() == 16);
 const _: () = assert!(size_of::<ImportMemoryAnswer>() == 16);
 const _: () = assert!(size_of::<ResourceInfoAnswer>() == 24);
+const _: () = assert!(size_of::<BufferMetadataRequest>() == 16);
+const _: () = assert!(size_of::<SetBufferMetadataRequest>() == 32);

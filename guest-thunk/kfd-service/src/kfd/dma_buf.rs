@@ -10,7 +10,7 @@ use guest_thunk::thunk::render::bo::ALL;
 use kfd_abi::memory::{
     AllocFlags, AllocMemoryOfGpuArgs, ExportDmabufArgs, GetDmabufInfoArgs, ImportDmabufArgs,
 };
-use kfd_seam::Result;
+use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{MapRange, UnmapRange};
 use virtio_kfd_protocol::{GpuId, GuestVa, Handle, MapMemoryAnswer, MapRangeRequest, UnmapRangeRequest};
@@ -52,16 +52,30 @@ impl Call<'_> {
         opened.map_err(|refusal| refused(&refusal, Errno::EINVAL))
     }
 
-    /// Hosts tell of no metadata.
+    /// `kfd_ioctl_get_dmabuf_info`, `amdgpu_amdkfd_get_dmabuf_info`.
     pub(super) fn get_dmabuf_info(&self) -> Result<i32> {
         self.run(|arguments: &mut GetDmabufInfoArgs| {
             let (source, size, gpu, flags) = self.open_dma_buf(arguments.dmabuf_fd)?;
+            // Memory of a GPU that this VM does not have is told of without.
+            let asked = arguments.metadata_ptr != 0 && gpu != GpuId(0);
+            let metadata = match source.host_buffer().filter(|_| asked) {
+                Some(buffer) => self.kfd.metadata(buffer, gpu),
+                None => Ok(Default::default()),
+            };
             source.release(&self.kfd.client).map_err(|refusal| refused(&refusal, Errno::EINVAL))?;
             arguments.size = size;
-            arguments.metadata_size = 0;
             arguments.gpu_id = gpu.0;
             arguments.flags = (flags & (AllocFlags::VRAM | AllocFlags::GTT | AllocFlags::PUBLIC)).bits();
-            Ok(())
+            let (_, bytes) = metadata?;
+            if arguments.metadata_ptr == 0 {
+                return Ok(());
+            }
+            let room = arguments.metadata_size;
+            arguments.metadata_size = u32::try_from(bytes.len()).map_err(|_| Errno::EINVAL)?;
+            if arguments.metadata_size > room {
+                return Err(Errno::EINVAL);
+            }
+            UserMemory.write_bytes(UserPtr(arguments.metadata_ptr), &bytes)
         })
     }
 

@@ -54,6 +54,17 @@ pub enum Source {
     Own(Part),
 }
 
+impl Source {
+    /// The host's buffer that has the memory, whole or as a part. `None` for memory of the guest.
+    pub fn host_buffer(&self) -> Option<Handle> {
+        match self {
+            Self::Guest { .. } => None,
+            Self::Host { handle, .. } => Some(*handle),
+            Self::Own(part) => Some(part.buffer.handle),
+        }
+    }
+}
+
 /// Imported memory.
 pub(super) struct Imported {
     pub(super) kind: Kind,

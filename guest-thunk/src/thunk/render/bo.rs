@@ -320,6 +320,11 @@ impl Bos {
         })
     }
 
+    /// The host's buffer behind a buffer object, and the GPU on whose node it was opened. `None` for memory of the guest.
+    pub fn host_buffer(&self, handle: u64) -> Result<Option<(Handle, GpuId)>> {
+        self.with(handle, |bo| Ok(bo.source.host_buffer().map(|buffer| (buffer, bo.gpu))))
+    }
+
     /// `amdgpu_bo_inc_ref`
     pub fn add_reference(&self, handle: u64) -> Result<()> {
         self.with(handle, |bo| {

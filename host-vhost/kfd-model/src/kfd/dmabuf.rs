@@ -31,11 +31,14 @@ impl Call<'_> {
         self.run(|arguments: &mut GetDmabufInfoArgs| {
             let first = self.process.devices.first().ok_or(Errno::EINVAL)?;
             let note = find(self.descriptors, arguments.dmabuf_fd)?.note;
-            let room = arguments.metadata_size;
             arguments.size = note.size;
-            arguments.metadata_size = note.data_size;
-            if note.data_size > room {
-                return Err(Errno::EINVAL);
+            // amdgpu_bo_get_metadata, which is only called where there is room for something.
+            if arguments.metadata_ptr != 0 {
+                let room = arguments.metadata_size;
+                arguments.metadata_size = note.data_size;
+                if note.data_size > room {
+                    return Err(Errno::EINVAL);
+                }
             }
             // Memory that belongs to no partition of a GPU has no GPU, and the first one stands for it.
             let in_vram = note.flags().contains(AllocFlags::VRAM);

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use kfd_abi::drm::amdgpu::{
     AMDGPU_GEM_DOMAIN_CPU, AMDGPU_GEM_DOMAIN_GTT, AMDGPU_GEM_DOMAIN_VRAM,
-    AMDGPU_GEM_METADATA_OP_GET_METADATA, AMDGPU_GEM_METADATA_OP_SET_METADATA, AMDGPU_VA_OP_CLEAR,
-    AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE, AMDGPU_VA_OP_UNMAP, GemCreate, GemMetadata, GemMmap, GemVa,
-    VmPageFlags,
+    AMDGPU_GEM_METADATA_OP_GET_METADATA, AMDGPU_GEM_METADATA_OP_SET_METADATA,
+    AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, AMDGPU_GEM_OP_SET_PLACEMENT, AMDGPU_VA_OP_CLEAR, AMDGPU_VA_OP_MAP,
+    AMDGPU_VA_OP_REPLACE, AMDGPU_VA_OP_UNMAP, GemCreate, GemMetadata, GemMmap, GemOp, GemVa, VmPageFlags,
 };
 use kfd_abi::drm::{DRM_CLOEXEC, DRM_RDWR, GemClose, PrimeHandle};
 use kfd_abi::memory::AllocFlags;
-use kfd_seam::{FileId, Result};
+use kfd_seam::{FileId, Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 
-use crate::arena::page_align;
+use crate::arena::{PAGE, page_align};
 use crate::descriptors;
 use crate::kfd::{self, DescriptorTable};
 use crate::object::{Content, Object, Piece};
@@ -38,6 +38,12 @@ const NO_CPU_ACCESS: u64 = 1 << 1;
 
 /// `AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED`.
 const CPU_ACCESS_REQUIRED: u64 = 1 << 0;
+
+/// `AMDGPU_GEM_CREATE_COHERENT`, `_UNCACHED`, `_EXT_COHERENT` and `_VRAM_WIPE_ON_RELEASE`: what
+/// `amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu` makes of KFD's flags.
+const FROM_KFD: [(AllocFlags, u64); 3] =
+    [(AllocFlags::COHERENT, 1 << 13), (AllocFlags::UNCACHED, 1 << 14), (AllocFlags::EXT_COHERENT, 1 << 15)];
+const WIPE_ON_RELEASE: u64 = 1 << 9;
 
 /// Flags that `amdgpu_gem_create_ioctl` lets pass: CPU access, write-combining, cleared, always valid, explicit sync,
 /// encrypted, discardable, GFX12's compression.
@@ -155,6 +161,21 @@ impl Gem<'_> {
         Ok(0)
     }
 
+    /// `amdgpu_gem_op_ioctl`. Buffers of KFD and of GEM_CREATE tell of KFD's flags and of a page's alignment, whatever
+    /// GEM_CREATE was asked for. Memory cannot be placed anew.
+    pub fn operation(&self, arguments: &GemOp) -> Result<i32> {
+        let state = self.process.state();
+        let object = self.object(&state, arguments.handle)?;
+        match arguments.op {
+            AMDGPU_GEM_OP_GET_GEM_CREATE_INFO => {
+                UserMemory.write_struct(UserPtr(arguments.value), &created(&object))?;
+                Ok(0)
+            }
+            AMDGPU_GEM_OP_SET_PLACEMENT => Err(Errno::EOPNOTSUPP),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
     /// `drm_prime_handle_to_fd_ioctl`.
     pub fn handle_to_fd(&self, arguments: &mut PrimeHandle) -> Result<i32> {
         if arguments.flags & !(DRM_CLOEXEC | DRM_RDWR) != 0 {
@@ -246,4 +267,22 @@ impl Gem<'_> {
         );
         Ok(Mapping { size, backing: object.backing().behind(offset), object: object.id, flags })
     }
+}
+
+/// What a buffer was made with.
+fn created(object: &Object) -> GemCreate {
+    let flags = object.flags();
+    let of_kfd = FROM_KFD.iter().filter(|(flag, _)| flags.contains(*flag));
+    let mut domain_flags = of_kfd.fold(0, |all, (_, flag)| all | flag);
+    if object.is_vram() {
+        domain_flags |= WIPE_ON_RELEASE;
+        if flags.contains(AllocFlags::PUBLIC) {
+            domain_flags |= CPU_ACCESS_REQUIRED;
+        }
+    }
+    if object.mappable().is_none() {
+        domain_flags |= NO_CPU_ACCESS;
+    }
+    let domains = if object.is_vram() { AMDGPU_GEM_DOMAIN_VRAM } else { AMDGPU_GEM_DOMAIN_GTT };
+    GemCreate { bo_size: object.size, alignment: PAGE, domains, domain_flags }
 }

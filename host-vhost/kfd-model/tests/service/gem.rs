@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 
 use kfd_abi::drm::amdgpu::{
     AMDGPU_GEM_DOMAIN_GTT, AMDGPU_GEM_DOMAIN_VRAM, AMDGPU_GEM_METADATA_OP_GET_METADATA,
-    AMDGPU_GEM_METADATA_OP_SET_METADATA, AMDGPU_VA_OP_CLEAR, AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE,
-    AMDGPU_VA_OP_UNMAP, GemCreate, GemMetadata, GemMmap, GemVa, VmPageFlags,
+    AMDGPU_GEM_METADATA_OP_SET_METADATA, AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, AMDGPU_VA_OP_CLEAR,
+    AMDGPU_VA_OP_MAP, AMDGPU_VA_OP_REPLACE, AMDGPU_VA_OP_UNMAP, GemCreate, GemMetadata, GemMmap, GemOp,
+    GemVa, VmPageFlags,
 };
 use kfd_abi::drm::{DRM_CLOEXEC, DRM_RDWR, GemClose, PrimeHandle, request};
-use kfd_abi::memory::AllocFlags;
+use kfd_abi::memory::{AllocFlags, GetDmabufInfoArgs};
 use kfd_model::space::FaultReason;
 use kfd_seam::{FileId, Result};
 use nix::errno::Errno;
@@ -297,6 +298,50 @@ fn metadata_goes_with_the_memory() {
     assert_eq!((result, info.metadata_size, bytes), (Ok(0), 8, [7, 0, 0, 0, 9, 0, 0, 0]));
     let (result, info) = importer.dmabuf_info(&dmabuf, &mut bytes[..4]);
     assert_eq!((result, info.metadata_size), (Err(Errno::EINVAL), 8), "too little room");
+    let number = dmabuf.number().cast_unsigned();
+    let mut without = GetDmabufInfoArgs { metadata_size: 3, dmabuf_fd: number, ..Default::default() };
+    importer.call(kfd_abi::kfd::request::GET_DMABUF_INFO, &mut without).unwrap();
+    assert_eq!((without.size, without.metadata_size), (PAGE, 3), "nobody asks for metadata");
+}
+
+#[test]
+fn how_a_buffer_was_made_is_told() {
+    // amdgpu_gem_op_ioctl, amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu; flags by amdgpu_drm.h.
+    const CPU_ACCESS_REQUIRED: u64 = 1 << 0;
+    const VRAM_WIPE_ON_RELEASE: u64 = 1 << 9;
+    const COHERENT: u64 = 1 << 13;
+    let exporter = Caller::new("gfx906");
+    let importer = Caller::new("gfx906");
+    let to = node(&importer);
+    let ask = |op: u32, handle: u32, out: &mut GemCreate| {
+        let value = std::ptr::from_mut(out).addr() as u64;
+        to.caller.render(to.file, request::AMDGPU_GEM_OP, &mut GemOp { handle, op, value })
+    };
+    for (flags, domains, domain_flags) in [
+        (VRAM, AMDGPU_GEM_DOMAIN_VRAM, VRAM_WIPE_ON_RELEASE),
+        (
+            VRAM | AllocFlags::PUBLIC | AllocFlags::COHERENT,
+            AMDGPU_GEM_DOMAIN_VRAM,
+            VRAM_WIPE_ON_RELEASE | CPU_ACCESS_REQUIRED | COHERENT,
+        ),
+        (AllocFlags::GTT | AllocFlags::WRITABLE, AMDGPU_GEM_DOMAIN_GTT, 0),
+    ] {
+        let buffer = exporter.allocate(exporter.gpu(), VA, 3 * PAGE, flags).unwrap();
+        let dmabuf = exporter.export(buffer.handle).unwrap();
+        let handle = to.import(&dmabuf).unwrap();
+        let mut told = GemCreate::default();
+        assert_eq!(ask(AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, handle, &mut told), Ok(0));
+        assert_eq!(
+            told,
+            GemCreate { bo_size: 3 * PAGE, alignment: PAGE, domains, domain_flags },
+            "{flags:?}"
+        );
+        assert_eq!(ask(AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, handle + 7, &mut told), Err(Errno::ENOENT));
+        assert_eq!(ask(9, handle, &mut told), Err(Errno::EINVAL));
+        let mut nowhere = GemOp { handle, op: AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, value: 8 };
+        assert_eq!(to.caller.render(to.file, request::AMDGPU_GEM_OP, &mut nowhere), Err(Errno::EFAULT));
+        exporter.free(buffer.handle).unwrap();
+    }
 }
 
 #[test]

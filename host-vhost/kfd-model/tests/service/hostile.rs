@@ -85,8 +85,8 @@ fn no_argument_makes_it_panic() {
         } else {
             let number = match numbers.next() % 8 {
                 0 => 0x45,
-                // GEM_CLOSE, PRIME both ways, GEM_CREATE, GEM_MMAP, GEM_METADATA, GEM_VA.
-                1..6 => [0x09, 0x2d, 0x2e, 0x40, 0x41, 0x46, 0x48, 0x48][numbers.next() as usize % 8],
+                // GEM_CLOSE, PRIME both ways, GEM_CREATE, GEM_MMAP, GEM_METADATA, GEM_VA, GEM_OP.
+                1..6 => [0x09, 0x2d, 0x2e, 0x40, 0x41, 0x46, 0x48, 0x50][numbers.next() as usize % 8],
                 _ => numbers.next() as u8,
             };
             (caller.gpus[0].file, ioc(Direction::ReadWrite, b'd', number, size))

@@ -87,6 +87,7 @@ mod tests {
             0x4008_6409, // DRM_IOCTL_GEM_CLOSE
             0xc00c_642e, // DRM_IOCTL_PRIME_FD_TO_HANDLE
             0x4020_6445, // DRM_IOCTL_AMDGPU_INFO
+            0xc120_6446, // DRM_IOCTL_AMDGPU_GEM_METADATA
             0x4040_6448, // DRM_IOCTL_AMDGPU_GEM_VA, with the fields of drm/amdgpu_drm.h since 6.16
         ]
         .into();

@@ -1,16 +1,16 @@
 //! Buffers and their mappings.
 
-use kfd_host::HdpRegister;
+use kfd_host::{HdpRegister, Metadata};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
-    AllocMemory, AvailableMemory, FlushHdp, FreeMemory, ImportMemory, MapMemory, MapRange, ResourceInfo,
-    ShareMemory, UnmapMemory, UnmapRange, UnshareMemory,
+    AllocMemory, AvailableMemory, BufferMetadata, FlushHdp, FreeMemory, ImportMemory, MapMemory, MapRange,
+    ResourceInfo, SetBufferMetadata, ShareMemory, UnmapMemory, UnmapRange, UnshareMemory,
 };
 use virtio_kfd_protocol::{
-    AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferRequest, CallType, FlushHdpRequest,
-    GpuId, GpuRequest, ImportMemoryAnswer, ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing,
-    ResourceInfoAnswer, ResourceRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest,
-    UnshareMemoryRequest,
+    AllocMemoryAnswer, AllocMemoryRequest, AvailableMemoryAnswer, BufferMetadataAnswer,
+    BufferMetadataRequest, BufferRequest, CallType, FlushHdpRequest, GpuId, GpuRequest, ImportMemoryAnswer,
+    ImportMemoryRequest, MapMemoryAnswer, MapRangeRequest, Nothing, ResourceInfoAnswer, ResourceRequest,
+    SetBufferMetadataRequest, ShareMemoryAnswer, ShareMemoryRequest, UnmapRangeRequest, UnshareMemoryRequest,
 };
 
 use super::{Made, Outcome, Reply};
@@ -104,6 +104,30 @@ pub fn resource_info(context: &Context, request: &ResourceRequest) -> Outcome<Re
     expect_zero("ResourceInfo", &[request.pad.into()])?;
     let info: ResourceInfoAnswer = context.memory().resource_info(context, request.resource)?;
     Ok(Reply::of(info))
+}
+
+pub fn buffer_metadata(
+    context: &Context,
+    made: &Made,
+    request: &BufferMetadataRequest,
+) -> Outcome<BufferMetadata> {
+    expect_zero("BufferMetadata", &[request.pad.into()])?;
+    let handle = made.resolve(request.handle)?;
+    let Metadata { flags, tiling, bytes } = context.memory().metadata(context, handle, request.gpu_id)?;
+    Ok(Reply::with(BufferMetadataAnswer { flags, tiling }, bytes))
+}
+
+pub fn set_buffer_metadata(
+    context: &Context,
+    made: &Made,
+    request: &SetBufferMetadataRequest,
+    bytes: &[u8],
+) -> Outcome<SetBufferMetadata> {
+    expect_zero("SetBufferMetadata", &[request.pad.into()])?;
+    let handle = made.resolve(request.handle)?;
+    let metadata = Metadata { flags: request.flags, tiling: request.tiling, bytes: bytes.to_vec() };
+    context.memory().set_metadata(context, handle, request.gpu_id, &metadata)?;
+    Ok(Reply::of(Nothing {}))
 }
 
 /// Without the memory's lock, so that no other call waits for the GPU's bus.

@@ -495,3 +495,33 @@ fn many_rounds_leave_nothing_behind() {
     }
     assert_eq!(Some(count(&worker)), before);
 }
+
+#[test]
+fn what_is_left_with_a_buffer_is_seen_by_who_has_it() {
+    // amdgpu_gem_metadata_ioctl: it is the buffer's, and all files of the device that have it see the same.
+    let (mut owner, gpu_id) = worker();
+    let (mut other, _) = worker();
+    let buffer = alloc(&mut owner, gpu_id, VA, 8, VRAM);
+    let ask = |handle| BufferMetadataRequest { handle, gpu_id, pad: 0 };
+    let nothing = owner.call::<BufferMetadata>(&ask(buffer), &[]).unwrap();
+    assert_eq!(nothing, (BufferMetadataAnswer::default(), Vec::new()));
+    let request = SetBufferMetadataRequest { handle: buffer, gpu_id, pad: 0, flags: 5, tiling: 0x1234 };
+    owner.call::<SetBufferMetadata>(&request, &[1, 2, 3, 4, 5, 6]).unwrap();
+    let (_, offset, size, dmabuf) = share(&mut owner, buffer, 2, 3);
+    other.send(&ToWorker::AttachShared { resource: 60, offset, size }, Some(&dmabuf));
+    let (imported, _) = import(&mut other, 60, gpu_id, 0).unwrap();
+    for (worker, handle) in [(&mut owner, buffer), (&mut other, imported)] {
+        let (fixed, bytes) = worker.call::<BufferMetadata>(&ask(handle), &[]).unwrap();
+        assert_eq!((fixed.flags, fixed.tiling, bytes), (5, 0x1234, vec![1, 2, 3, 4, 5, 6]));
+    }
+    let request = SetBufferMetadataRequest { handle: imported, ..request };
+    other.call::<SetBufferMetadata>(&request, &[9; 256]).unwrap();
+    assert_eq!(owner.call::<BufferMetadata>(&ask(buffer), &[]).unwrap().1, [9; 256]);
+    // KFD's buffer is freed although the render node has it.
+    assert_eq!(free(&mut other, imported), (Status::OK, 0));
+    assert_eq!(other.failure::<BufferMetadata>(&ask(imported), &[]), (Status::BAD_HANDLE, 0));
+    let padded = BufferMetadataRequest { pad: 1, ..ask(buffer) };
+    assert_eq!(owner.failure::<BufferMetadata>(&padded, &[]), (Status::INVALID, 0));
+    let nowhere = BufferMetadataRequest { gpu_id: GpuId(1), ..ask(buffer) };
+    assert_ne!(owner.failure::<BufferMetadata>(&nowhere, &[]).0, Status::OK);
+}

@@ -274,6 +274,17 @@ abi_structs! {
         pad as "": u32 = 284;
     }
 
+    /// Argument of AMDGPU_GEM_OP. Headers from 6.18 on have eight bytes more, for an operation that is not here.
+    struct GemOp = "struct drm_amdgpu_gem_op", size 16 {
+        /// In: the GEM handle.
+        handle: u32 = 0;
+        /// In: `AMDGPU_GEM_OP_*`.
+        op: u32 = 4;
+        /// In: of GET_GEM_CREATE_INFO a pointer to memory for a [`GemCreate`], in view. Of SET_PLACEMENT
+        /// `AMDGPU_GEM_DOMAIN_*`.
+        value: u64 = 8;
+    }
+
     /// Argument of AMDGPU_GEM_VA. 40 bytes without the last four fields.
     struct GemVa = "struct drm_amdgpu_gem_va", size 64, size_since(USERQ) {
         /// In: the GEM handle.
@@ -377,6 +388,10 @@ abi_consts! {
         AMDGPU_GEM_METADATA_OP_SET_METADATA = 1;
         /// [`GemMetadata::op`]: get.
         AMDGPU_GEM_METADATA_OP_GET_METADATA = 2;
+        /// [`GemOp::op`]: how the buffer was made.
+        AMDGPU_GEM_OP_GET_GEM_CREATE_INFO = 0;
+        /// [`GemOp::op`]: where it shall lie.
+        AMDGPU_GEM_OP_SET_PLACEMENT = 1;
         /// [`GemVa::operation`]: map.
         AMDGPU_VA_OP_MAP = 1;
         /// [`GemVa::operation`]: unmap.
