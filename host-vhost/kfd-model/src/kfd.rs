@@ -5,7 +5,7 @@
 //! | call | kernel | here |
 //! |---|---|---|
 //! | a memory fault | all queues are off the GPU before the event comes | another queue may still end the packet that it is in the middle of |
-//! | SET_CU_MASK | names the compute units of the queue | is checked, and has no effect |
+//! | SET_CU_MASK | names the compute units of the queue | new workgroups are on these |
 //! | CREATE_QUEUE with a save area of shared virtual memory | its range stays as long as the queue | may end before |
 //! | ALLOC_QUEUE_GWS that takes away what another queue has, before gfx11 | crashes | `EINVAL` |
 //! | queues for SDMA engines, doorbells | shared out over all processes | each process has all of a GPU |

@@ -119,6 +119,7 @@ fn measure(name: &str, body: &[u32]) {
         id: [0; 3],
         size: [128, 1, 1],
         group_segment: 65536,
+        unit: 0,
     };
     group.begin(&start, |_| 0);
     let since = cpu_time();

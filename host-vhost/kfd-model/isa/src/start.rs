@@ -20,6 +20,8 @@ pub struct Start {
     pub size: [u32; 3],
     /// Bytes of group memory.
     pub group_segment: u32,
+    /// The compute unit that it is on, as `HW_ID` has it: `CU_ID`, `SH_ID`, `SE_ID`.
+    pub unit: u32,
 }
 
 impl Start {
@@ -68,6 +70,8 @@ impl Start {
         }
         self.work_items(wave, index);
         wave.set_sgpr(reg::M0, 0);
+        // WAVE_ID and SIMD_ID: the waves of a workgroup are spread over the SIMDs of its unit.
+        wave.hw_id = self.unit | (index & 3) << 4 | index >> 2 & 0xf;
     }
 
     /// Work-item ids and EXEC.
@@ -114,6 +118,7 @@ mod tests {
             id: [7, 8, 9],
             size: [1, 1, 1],
             group_segment: 0,
+            unit: 0,
         }
     }
 
@@ -143,6 +148,15 @@ mod tests {
         let only_x = Start { rsrc2: 0, ..start };
         only_x.begin(&mut wave, 1, 0);
         assert_eq!([0, 1, 2].map(|vgpr| wave.row(vgpr).lane(0)), [1, 0, 0]);
+    }
+
+    // AMD "Vega" ISA, HW_ID: WAVE_ID bits 3:0, SIMD_ID 5:4, CU_ID 11:8, SH_ID 12, SE_ID 14:13.
+    #[test]
+    fn waves_know_where_they_are() {
+        let mut wave = Wave::new();
+        let start = Start { size: [1024, 1, 1], unit: 2 << 13 | 1 << 12 | 9 << 8, ..start() };
+        start.begin(&mut wave, 6, 0);
+        assert_eq!(wave.hw_id, 2 << 13 | 1 << 12 | 9 << 8 | 2 << 4 | 1);
     }
 
     // COMPUTE_PGM_RSRC1: FLOAT_MODE in bits 12 to 19, DX10_CLAMP 21, IEEE_MODE 23.

@@ -209,6 +209,8 @@ pub struct Wave {
     pub status: u32,
     /// TRAPSTS.
     pub trapsts: u32,
+    /// HW_ID: where it runs.
+    pub hw_id: u32,
     /// What global wave sync gave it to wait with.
     pub ticket: Option<crate::gws::Ticket>,
     /// Where LDS and private memory appear among flat addresses.
@@ -230,6 +232,7 @@ impl Wave {
             mode: Mode::COMPUTE,
             status: 0,
             trapsts: 0,
+            hw_id: 0,
             ticket: None,
             apertures: Apertures::default(),
             vgpr: zeroed_rows(),
@@ -249,6 +252,7 @@ impl Wave {
         self.mode = Mode::COMPUTE;
         self.status = 0;
         self.trapsts = 0;
+        self.hw_id = 0;
         self.ticket = None;
         self.set_exec(u64::MAX);
         for row in self.vgpr.iter_mut().take(vgprs) {

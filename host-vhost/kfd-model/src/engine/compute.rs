@@ -15,6 +15,7 @@ mod object;
 mod pages;
 mod pool;
 mod unit;
+mod units;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ pub use job::Machine;
 use job::{Job, Outcome, Turn, Worker};
 use object::Prepared;
 pub use pool::Pool;
+pub use units::Units;
 
 use super::dispatch::{Dispatch, Dispatched, Dispatcher};
 use super::{Context, Failure};

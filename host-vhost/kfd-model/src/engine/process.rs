@@ -9,7 +9,7 @@ use kfd_isa::Target;
 use kfd_seam::{Result, UserMemory, UserPtr};
 
 use super::aql::AqlQueue;
-use super::compute::{Compute, Machine};
+use super::compute::{Compute, Machine, Units};
 use super::pm4::Pm4Queue;
 use super::runner::Gpu;
 use super::sdma::{Layout, SdmaQueue};
@@ -79,7 +79,12 @@ impl Exceptions {
 
 /// The GPU for one queue of a process. Where the model does not have the GPU's instruction set, only kernels that do
 /// nothing run ([`EmptyKernels`]).
-pub fn gpu(device: &Arc<Device>, events: &Arc<Events>, exceptions: Option<Exceptions>) -> Gpu {
+pub fn gpu(
+    device: &Arc<Device>,
+    events: &Arc<Events>,
+    exceptions: Option<Exceptions>,
+    units: &Arc<Units>,
+) -> Gpu {
     let world = Arc::new(QueueWorld { device: device.clone(), events: events.clone(), exceptions });
     let dispatcher: Arc<dyn Dispatcher> = match target(device.gpu.gfx_target_version) {
         Some(target) => {
@@ -88,7 +93,7 @@ pub fn gpu(device: &Arc<Device>, events: &Arc<Events>, exceptions: Option<Except
                 table: device.clone(),
                 world: world.clone(),
                 target,
-                units: device.gpu.shader.active_cus(),
+                units: units.clone(),
             };
             Arc::new(Compute::new(machine, device.compute.clone()))
         }

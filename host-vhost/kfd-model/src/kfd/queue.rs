@@ -19,6 +19,7 @@ use nix::errno::Errno;
 
 use super::Call;
 use crate::engine::QueueAddresses;
+use crate::engine::compute::Units;
 use crate::engine::doorbell::ArenaDoorbell;
 use crate::engine::process::{self as engine, Exceptions, RingKind};
 use crate::engine::runner::Queue;
@@ -100,7 +101,7 @@ impl Call<'_> {
         })
     }
 
-    /// `kfd_ioctl_set_cu_mask`, `pqm_update_mqd`. Kernels run one after the other here, so that the mask has no effect.
+    /// `kfd_ioctl_set_cu_mask`, `pqm_update_mqd`. Kernels that run go on where they are.
     pub(super) fn set_cu_mask(&self) -> Result<i32> {
         self.run(|arguments: &mut SetCuMaskArgs| {
             if arguments.num_cu_mask == 0 || !arguments.num_cu_mask.is_multiple_of(32) {
@@ -116,6 +117,7 @@ impl Call<'_> {
             if device.gpu.gc_version >= [10, 0, 0] && mask.iter().any(split) {
                 return Err(Errno::EINVAL);
             }
+            queue.units.mask(&mask);
             Ok(())
         })
     }
@@ -191,6 +193,8 @@ pub struct ProcessQueue {
     control_stack: u32,
     /// Bytes of its save area for one compute die.
     save_area: u32,
+    /// The compute units that it may use.
+    units: Arc<Units>,
     /// What it holds in the GPU's page table.
     buffers: Buffers,
     /// Its processor and thread.
@@ -217,7 +221,8 @@ impl Call<'_> {
             true => Buffers::acquire(device, index, &state.svm, arguments)?,
             false => Buffers::default(),
         };
-        match self.start_queue(&mut state, arguments, index, device, slice) {
+        let units = Arc::new(Units::new(&device.gpu.shader));
+        match self.start_queue(&mut state, arguments, (index, device), &units, slice) {
             Ok((slot, queue)) => {
                 let made = ProcessQueue {
                     gpu: index,
@@ -227,6 +232,7 @@ impl Call<'_> {
                     gws: false,
                     control_stack: arguments.ctl_stack_size,
                     save_area: arguments.ctx_save_restore_size,
+                    units,
                     buffers,
                     queue,
                 };
@@ -248,8 +254,8 @@ impl Call<'_> {
         &self,
         state: &mut State,
         arguments: &CreateQueueArgs,
-        index: usize,
-        device: &Arc<Device>,
+        (index, device): (usize, &Arc<Device>),
+        units: &Arc<Units>,
         slice: u64,
     ) -> Result<(Slot, Queue)> {
         if state.queues.iter().filter(|(_, queue)| queue.gpu == index).count() >= most_queues(device) {
@@ -281,7 +287,7 @@ impl Call<'_> {
             let at = slice.saturating_add(u64::from(slot.doorbell) * DOORBELL_SIZE);
             let doorbell = ArenaDoorbell::new(device.arena.clone(), at)?;
             doorbell.reset();
-            let gpu = engine::gpu(device, &self.process.events, exceptions);
+            let gpu = engine::gpu(device, &self.process.events, exceptions, units);
             let processor = engine::processor(device, kind, addresses);
             let doorbell = Arc::new(doorbell);
             let queue = match active {

@@ -10,6 +10,8 @@ const MODE: u8 = 1;
 const STATUS: u8 = 2;
 /// `HW_REG_TRAPSTS`
 const TRAPSTS: u8 = 3;
+/// `HW_REG_HW_ID`
+const HW_ID: u8 = 4;
 /// `HW_REG_SH_MEM_BASES`: bits 63:48 of the apertures, private in the low half, shared in the high one.
 const SH_MEM_BASES: u8 = 15;
 
@@ -38,8 +40,9 @@ fn read(wave: &Wave, id: u8) -> u32 {
                 | bit(wave.vcc() == 0, status::VCCZ)
         }
         TRAPSTS => wave.trapsts,
+        HW_ID => wave.hw_id,
         SH_MEM_BASES => SHARED_BASE_HIGH >> 16 << 16 | PRIVATE_BASE_HIGH >> 16,
-        // Where the wave runs, and what it allocated: a place like any other.
+        // What the wave allocated: a place like any other.
         _ => 0,
     }
 }

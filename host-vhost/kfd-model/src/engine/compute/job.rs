@@ -1,7 +1,7 @@
 //! A kernel while it runs: its workgroups, those that wait for their next turn, and how it ended.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use kfd_isa::stop::Stop;
 
 use super::launch::{Launch, Workgroup, Workgroups};
 use super::unit::UnitMemory;
+use super::units::Units;
 use crate::engine::view::PageTable;
 use crate::engine::{DispatchFailure, Failure, World};
 use crate::space::Fault;
@@ -42,8 +43,8 @@ pub struct Machine {
     pub world: Arc<dyn World>,
     /// Instruction set.
     pub target: Target,
-    /// Compute units that the GPU has.
-    pub units: u32,
+    /// Compute units that the queue may use.
+    pub units: Arc<Units>,
 }
 
 /// A workgroup that was begun.
@@ -76,6 +77,10 @@ struct State {
 pub struct Job {
     launch: Launch,
     machine: Machine,
+    /// The compute units that its workgroups take in turn.
+    units: Arc<[u32]>,
+    /// Workgroups that were begun.
+    begun: AtomicUsize,
     /// Workgroups that the GPU has room for at a time.
     most_resident: u32,
     /// It shall stop; what runs is kept for later.
@@ -134,7 +139,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Job {
     /// A kernel of which nothing has run.
     pub fn new(launch: Launch, machine: Machine, waves: Arc<AtomicU32>, gws: Arc<Mutex<Gws>>) -> Self {
-        let most_resident = launch.groups_of_a_unit().saturating_mul(machine.units.max(1));
+        let units = machine.units.used();
+        let count = u32::try_from(units.len()).unwrap_or(u32::MAX);
+        let most_resident = launch.groups_of_a_unit().saturating_mul(count.max(1));
         let state = State {
             workgroups: Workgroups::new(&launch),
             parked: VecDeque::new(),
@@ -147,6 +154,8 @@ impl Job {
         Self {
             launch,
             machine,
+            units,
+            begun: AtomicUsize::new(0),
             most_resident,
             stop: AtomicBool::new(false),
             state: Mutex::new(state),
@@ -262,6 +271,8 @@ impl Job {
 
     fn begin(&self, workgroup: Workgroup, places: Vec<u32>, waves: u32, worker: &mut Worker) -> Resident {
         let mut group = worker.spare.take().unwrap_or_default();
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        let unit = number.checked_rem(self.units.len()).and_then(|index| self.units.get(index));
         let start = Start {
             entry: self.launch.entry,
             rsrc1: self.launch.rsrc1,
@@ -270,6 +281,7 @@ impl Job {
             id: workgroup.id,
             size: workgroup.size,
             group_segment: self.launch.group_segment,
+            unit: unit.copied().unwrap_or(0),
         };
         let wave_bytes = self.launch.scratch.wave_bytes;
         group.begin(&start, |index| {

@@ -58,6 +58,7 @@ struct Gpu {
     view: View<Arc<Table>>,
     world: Arc<FakeWorld>,
     compute: Compute,
+    units: Arc<Units>,
     stop: AtomicBool,
     evicted: AtomicBool,
     _user: Vec<u8>,
@@ -80,17 +81,19 @@ impl Gpu {
         space.map(USER + PAGE, mapping(Backing::User(PAGE))).unwrap();
         let table = Arc::new(Table { space: RwLock::new(space), generation: next_generation().into() });
         let world = Arc::new(FakeWorld::default());
+        let profile = crate::profile::Profile::load("gfx906").unwrap();
+        let units = Arc::new(Units::new(&profile.gpu[0].shader));
         let machine = Machine {
             gpu_id: 1,
             table: Arc::new(table.clone()),
             world: world.clone(),
             target: Target::Gfx906,
-            units: 60,
+            units: units.clone(),
         };
         let compute = Compute::new(machine, Arc::new(Pool::with_threads(threads)));
         let view = View::new(1, table.clone());
         let (stop, evicted) = Default::default();
-        Self { table, view, world, compute, stop, evicted, _user: memory, user }
+        Self { table, view, world, compute, units, stop, evicted, _user: memory, user }
     }
 
     fn memory(&self) -> &dyn Memory {
@@ -191,6 +194,44 @@ fn each_work_item_runs_once() {
         }
         assert_eq!(gpu.word(DATA + 0x1000 + 4 * 5000), 0, "the last workgroup is smaller");
     }
+}
+
+/// Stores where each workgroup runs at its number's place: the kernel of rocrtst's test of masks, HW_ID from bit 8 on, 7 bits.
+const WHERE: [u32; 8] = [
+    0xc006_0100,
+    0x0000_0000, // s_load_dwordx2 s[4:5], s[0:1], 0x0
+    0xb886_3204, // s_getreg_b32 s6, hwreg(HW_REG_HW_ID, 8, 7)
+    0x8e07_8202, // s_lshl_b32 s7, s2, 2
+    0x7e02_0207, // v_mov_b32_e32 v1, s7
+    0x7e04_0206, // v_mov_b32_e32 v2, s6
+    0xbf8c_c07f, // s_waitcnt lgkmcnt(0)
+    0xdc70_8000, // global_store_dword v1, v2, s[4:5]
+];
+
+#[test]
+fn workgroups_are_on_the_units_that_the_queue_may_use() {
+    let gpu = Gpu::new(2);
+    let mut code = WHERE.to_vec();
+    code.extend([0x0004_0201, ENDPGM]);
+    gpu.kernel(RSRC2, KERNARG, &code);
+    gpu.put(DATA, &[DATA as u32 + 0x1000, 0]);
+    let places = || {
+        assert_eq!(gpu.run(&packet(64 * 240, 64, DATA)), Ok(Dispatched::Done));
+        let places: std::collections::BTreeMap<u32, u32> =
+            (0..240).fold(Default::default(), |mut places, group| {
+                *places.entry(gpu.word(DATA + 0x1000 + 4 * group)).or_default() += 1;
+                places
+            });
+        places
+    };
+    let all = places();
+    // Vega 20 with 60 units: 15 in each of four engines; four workgroups for each.
+    assert_eq!((all.len(), all.values().all(|groups| *groups == 4)), (60, true), "{all:?}");
+    assert_eq!(all.keys().filter(|place| **place >> 5 == 3).count(), 15);
+    gpu.units.mask(&[0xff]);
+    assert_eq!(places().into_keys().collect::<Vec<_>>(), [0, 1, 1 << 5, 33, 2 << 5, 65, 3 << 5, 97]);
+    gpu.units.mask(&[!0xff, u32::MAX]);
+    assert_eq!(places().len(), 52);
 }
 
 #[test]
