@@ -13,6 +13,7 @@ pub mod queue;
 pub mod refusal;
 pub mod render;
 pub mod settings;
+pub mod smi;
 #[cfg(test)]
 mod tests;
 pub mod topology;
@@ -31,6 +32,7 @@ use self::queue::Queues;
 use self::refusal::{Outcome, Refusal};
 use self::render::bo::Bos;
 use self::settings::{HdpFlush, Settings};
+use self::smi::{Connected, Smi};
 use self::topology::Snapshot;
 use crate::client::Client;
 
@@ -43,6 +45,8 @@ pub struct Thunk {
     pub hdp: Hdp,
     /// Events.
     pub events: Events,
+    /// Streams of system management events.
+    pub smi: Smi,
     /// Buffers that were imported through libdrm.
     pub bos: Bos,
     /// Memory.
@@ -64,6 +68,7 @@ impl Thunk {
             queues: Queues::default(),
             hdp: Hdp::default(),
             events: Events::default(),
+            smi: Smi::default(),
             bos: Bos::default(),
             memory: Memory::default(),
             snapshot: RwLock::default(),
@@ -128,7 +133,14 @@ impl Thunk {
         self.queues.release_all(&self.client);
         self.hdp.release_all(&self.memory, &self.client);
         self.events.release_all(&self.client);
+        self.smi.release_all(&self.client);
         self.bos.release_all(&self.client);
         self.memory.release_all(&self.client);
+    }
+}
+
+impl Connected for Thunk {
+    fn client(&self) -> &Client {
+        &self.client
     }
 }

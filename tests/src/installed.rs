@@ -8,6 +8,7 @@ use virtio_kfd_images::Archive;
 
 use crate::artifacts::Artifacts;
 use crate::native::{runtime, text};
+use crate::runtime::Runtime;
 
 /// Directory of all sets in the guest, with one of the set's name for each.
 pub const PLACE: &str = "opt/virtio-kfd";
@@ -27,8 +28,22 @@ pub fn install(
     name: &str,
     overlay: &mut Archive,
 ) -> Result<()> {
+    install_from(&runtime(artifacts, set)?, set, program, name, overlay)
+}
+
+/// The same for a program that has libraries of its own, which `runtime` knows.
+///
+/// # Errors
+/// The loader does not find a library.
+pub fn install_from(
+    runtime: &Runtime,
+    set: &str,
+    program: &Path,
+    name: &str,
+    overlay: &mut Archive,
+) -> Result<()> {
     let path = program.to_str().context("the path of a program")?;
-    let mut command = runtime(artifacts, set)?.command(path)?;
+    let mut command = runtime.command(path)?;
     // ld.so(8): list what would be loaded.
     command.env("LD_TRACE_LOADED_OBJECTS", "1");
     let list = text(command, LIMIT)?;

@@ -22,6 +22,7 @@ pub mod process;
 pub mod qemu;
 pub mod qmp;
 pub mod rocminfo;
+pub mod rocrtst;
 pub mod runtime;
 pub mod seam_guest;
 pub mod talk;
@@ -35,6 +36,7 @@ pub use guest::{Command, Guest, Output};
 pub use host::Daemon;
 pub use native::Under;
 pub use process::Keeper;
+pub use rocrtst::Rocrtst;
 pub use runtime::Runtime;
 pub use vm::{Vm, VmBuilder};
 

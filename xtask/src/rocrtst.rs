@@ -4,15 +4,14 @@
 
 mod page;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use object::{Object, ObjectSymbol};
 use virtio_kfd_images::{Cache, Fetcher, PackageSet, tool};
-use virtio_kfd_tests::{Artifacts, Runtime, Under};
+use virtio_kfd_tests::rocrtst::{RUNTIME, TESTS};
+use virtio_kfd_tests::{Artifacts, Rocrtst, Under};
 
 use self::page::About;
 use crate::gtest::output::{self, End, Outcome};
@@ -24,21 +23,9 @@ use crate::workspace::Workspace;
 /// The page that `--write` writes.
 const PAGE: &str = "docs/rocrtst.md";
 
-/// The package set with the tests, and the one with the runtime that they were built for.
-const TESTS: &str = "rocrtst-experimental";
-const RUNTIME: &str = "rocm-experimental";
-
 /// The tests' package, and the package that must have its version.
 const TESTS_PACKAGE: &str = "libhsa-runtime64-tests";
 const RUNTIME_PACKAGE: &str = "libhsa-runtime64-1";
-
-/// Where the tests and their kernels lie in their package, and the variable that says so to the tests.
-const PLACE: &str = "usr/libexec/rocm/libhsa-runtime64-tests";
-const PLACE_VARIABLE: &str = "ROCRTST_KERNELS_PATH";
-
-/// The library for the supervision of GPUs that the tests are linked to, and how the names of its functions begin.
-const MANAGEMENT: &str = "libamd_smi.so";
-const MANAGEMENT_PREFIX: &str = "amdsmi_";
 
 /// How long the daemon may live: for one test after another, each with its limit.
 const LIFE: Duration = Duration::from_secs(24 * 3600);
@@ -174,9 +161,7 @@ fn version(set: &PackageSet, package: &str) -> Result<String> {
 struct Runner<'a> {
     artifacts: &'a Artifacts,
     options: &'a Options,
-    runtime: Runtime,
-    /// The directory with the tests' program and kernels.
-    place: PathBuf,
+    rocrtst: Rocrtst,
     limit: Duration,
     /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
     stack: Option<Stack>,
@@ -193,28 +178,15 @@ impl<'a> Runner<'a> {
     ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("rocrtst-").tempdir().context("temporary directory")?;
-        let place = tests.root().join(PLACE);
-        stand_in(&place.join("rocrtst64"), directory.path())?;
-        let runtime = Runtime::new(runtime.root())
-            .with_libraries(&tests.root().join("usr/lib/x86_64-linux-gnu"))
-            .with_libraries(directory.path());
+        let rocrtst = Rocrtst::new(&tests.root(), &runtime.root(), directory.path())?;
         let limit = Duration::from_secs(options.limit);
-        Ok(Self { artifacts, options, runtime, place, limit, stack: None, directory })
-    }
-
-    /// A command of the tests' program.
-    fn command(&self, under: &Under<'_>, filter: &str) -> Result<Command> {
-        let mut command = under.command(&self.runtime, &self.place.join("rocrtst64"))?;
-        command.env(PLACE_VARIABLE, &self.place);
-        command.args(["--gtest_also_run_disabled_tests", "--gtest_color=no"]);
-        command.arg(format!("--gtest_filter={filter}"));
-        Ok(command)
+        Ok(Self { artifacts, options, rocrtst, limit, stack: None, directory })
     }
 
     /// The names of the tests.
     fn list(&self) -> Result<Vec<String>> {
         let under = Under::model(self.artifacts, &self.options.profile)?;
-        let mut command = self.command(&under, &self.options.filter)?;
+        let mut command = self.rocrtst.command(&under, &self.options.filter)?;
         command.arg("--gtest_list_tests");
         let (text, end) = run_alone(command, self.directory.path(), self.limit)?;
         if end != End::Status(0) {
@@ -244,7 +216,7 @@ impl<'a> Runner<'a> {
     }
 
     fn test(&self, under: &Under<'_>, test: &str, place: &str, limit: Duration) -> Result<Outcome> {
-        let command = self.command(under, test)?;
+        let command = self.rocrtst.command(under, test)?;
         let (text, end) =
             run_alone(command, self.directory.path(), limit).with_context(|| format!("{test}, {place}"))?;
         self.keep(test, place, &text)?;
@@ -254,41 +226,4 @@ impl<'a> Runner<'a> {
     fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
         keep(self.options.logs.as_deref(), test, place, text)
     }
-}
-
-/// Puts a library in `directory` that has the names of AMD's GPU supervision library which `program` imports; each
-/// function says that it is not supported.
-///
-/// rocrtst64 is linked to that library, but calls it only when it is asked to print clocks and temperatures (its option
-/// for that is off). The archive may not have the release that the tests' package names any more, and the real one would
-/// find no GPU that it knows.
-fn stand_in(program: &Path, directory: &Path) -> Result<()> {
-    /// `AMDSMI_STATUS_NOT_SUPPORTED` of amdsmi.h.
-    const NOT_SUPPORTED: u32 = 2;
-    let data = std::fs::read(program).with_context(|| format!("read {}", program.display()))?;
-    let file = object::File::parse(data.as_slice()).with_context(|| program.display().to_string())?;
-    let names = file.dynamic_symbols().filter(|symbol| symbol.is_undefined());
-    let source: String = names
-        .filter_map(|symbol| symbol.name().ok().filter(|name| name.starts_with(MANAGEMENT_PREFIX)))
-        .map(|name| format!("unsigned {name}(void) {{ return {NOT_SUPPORTED}; }}\n"))
-        .collect();
-    let needed = needed(program)?;
-    let path = directory.join("management.c");
-    std::fs::write(&path, source).with_context(|| format!("write {}", path.display()))?;
-    let mut command = Command::new("cc");
-    command.args(["-shared", "-fPIC"]).arg(format!("-Wl,-soname,{needed}"));
-    command.arg("-o").arg(directory.join(&needed)).arg(&path);
-    tool::output(&mut command)?;
-    Ok(())
-}
-
-/// The name of the supervision library, with its version, that a program is linked to.
-fn needed(program: &Path) -> Result<String> {
-    let data = std::fs::read(program).with_context(|| format!("read {}", program.display()))?;
-    let names = data.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
-    let mut names =
-        names.filter(|name| name.strip_prefix(MANAGEMENT).is_some_and(|rest| rest.starts_with('.')));
-    let name = names.next().with_context(|| format!("{} needs no {MANAGEMENT}", program.display()))?;
-    ensure!(!name.contains('/'), "the library's name {name}");
-    Ok(name.to_owned())
 }

@@ -52,6 +52,7 @@ impl GuestKfd {
         };
         let snapshot = Snapshot { gpus: (0..).zip(&gpus).map(known).collect(), ..Default::default() };
         Ok(Self {
+            smi: Smi::default(),
             objects: Objects::default(),
             bos: Bos::default(),
             memory: Memory::default(),

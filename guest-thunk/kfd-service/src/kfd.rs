@@ -5,6 +5,7 @@ mod event;
 mod memory;
 mod process;
 mod queue;
+mod smi;
 
 use kfd_abi::kfd::{IOCTLS, nr};
 use kfd_abi::{ioctl, version};
@@ -56,6 +57,8 @@ pub fn ioctl(kfd: &GuestKfd, request: u32, argument: UserPtr) -> Result<i32> {
         nr::SET_XNACK_MODE => call.set_xnack_mode(),
         nr::RUNTIME_ENABLE => call.runtime_enable(),
 
+        nr::SMI_EVENTS => call.smi_events(),
+
         nr::CREATE_EVENT => call.create_event(),
         nr::DESTROY_EVENT => call.destroy_event(),
         nr::SET_EVENT => call.set_event(),
@@ -82,7 +85,7 @@ pub fn ioctl(kfd: &GuestKfd, request: u32, argument: UserPtr) -> Result<i32> {
         | nr::DBG_UNREGISTER_DEPRECATED
         | nr::DBG_ADDRESS_WATCH_DEPRECATED
         | nr::DBG_WAVE_CONTROL_DEPRECATED => Err(Errno::EPERM),
-        // SVM, SMI events, checkpoints, the debugger and secondary processes.
+        // SVM, checkpoints, the debugger and secondary processes.
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

@@ -10,8 +10,9 @@
 //! | the buffer that CREATE_EVENT makes the event page | replaced by the host's own memory, which KFD insists on; the CPU never looks at it |
 //! | ALLOC_MEMORY_OF_GPU of VRAM | a buffer of the host; a HOST3D blob when the CPU maps it, see [`shown`] |
 //! | ALLOC_MEMORY_OF_GPU with a user pointer | see [`fresh`] |
-//! | doorbells | a page of guest memory that stands for them (`DoorbellPage`) |
-//! | MMIO_REMAP, SVM, SMI events, the debugger | refused as by a kernel that has none |
+//! | doorbells | guest memory that stands for them (`DoorbellPage`), which traps while they are still, see [`doorbells`] |
+//! | SMI_EVENTS | an end of a pair of sockets, see [`guest_thunk::thunk::smi`] |
+//! | MMIO_REMAP, SVM, the debugger | refused as by a kernel that has none |
 //! | GET_CLOCK_COUNTERS | the CPU's clocks are the guest's |
 
 mod buffers;
@@ -35,6 +36,7 @@ use guest_thunk::thunk::lock::lock;
 use guest_thunk::thunk::memory::{Host, Memory};
 use guest_thunk::thunk::render::bo::Bos;
 use guest_thunk::thunk::settings::Settings;
+use guest_thunk::thunk::smi::Smi;
 use guest_thunk::thunk::topology::Snapshot;
 use kfd_abi::mmap::{self, MmapType};
 use kfd_seam::tree::Tree;
@@ -55,6 +57,7 @@ pub use self::dma_buf::recognise;
 /// The host's KFD, for the process that it lives in.
 pub struct GuestKfd {
     // The client is last, so that the host is there for as long as anything is its.
+    smi: Smi,
     objects: Objects,
     bos: Bos,
     buffers: Buffers,

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kfd_abi::event::KFD_IOC_WAIT_RESULT_TIMEOUT;
-use virtio_kfd_protocol::calls::{WaitDoorbells, WaitEvents};
+use virtio_kfd_protocol::calls::{ReadSmi, WaitDoorbells, WaitEvents};
 use virtio_kfd_protocol::{
-    CallType, Status, WaitDoorbellsAnswer, WaitDoorbellsRequest, WaitEventsAnswer, WaitEventsRequest,
+    CallType, ReadSmiAnswer, ReadSmiRequest, SMI_NOTHING, Status, WaitDoorbellsAnswer, WaitDoorbellsRequest,
+    WaitEventsAnswer, WaitEventsRequest,
 };
 
 use super::rings::Claim;
@@ -58,6 +59,22 @@ impl WaitCall for WaitDoorbells {
 
     fn timed_out(answer: &WaitDoorbellsAnswer) -> bool {
         answer.still == 0
+    }
+}
+
+impl WaitCall for ReadSmi {
+    fn timeout(request: &ReadSmiRequest) -> Option<Duration> {
+        (request.timeout != u32::MAX).then(|| Duration::from_millis(request.timeout.into()))
+    }
+
+    fn with_timeout(request: &ReadSmiRequest, timeout: Duration) -> ReadSmiRequest {
+        let millis = timeout.as_nanos().div_ceil(1_000_000);
+        // u32::MAX would wait for ever.
+        ReadSmiRequest { timeout: u32::try_from(millis).unwrap_or(u32::MAX).min(u32::MAX - 1), ..*request }
+    }
+
+    fn timed_out(answer: &ReadSmiAnswer) -> bool {
+        answer.outcome == SMI_NOTHING
     }
 }
 

@@ -4,11 +4,14 @@
 
 mod counters;
 
+use std::os::fd::IntoRawFd;
+
 use hsakmt_abi::counters::{HsaCounter, HsaPcSamplingInfo, HsaPmcTraceRoot};
 
 use super::exports;
 use super::pointer::{Address, In, Out};
 use crate::thunk::open;
+use crate::thunk::refusal::Refusal;
 
 exports! {
     "profile";
@@ -104,6 +107,15 @@ exports! {
     fn hsaKmtPcSamplingStop(node_id: u32, trace_id: u32);
 
     /// A descriptor that system management events are read from.
-    not_implemented("planned")
-    fn hsaKmtOpenSMI(node_id: u32, fd: Out<i32>);
+    done("the kernel's limits of a descriptor differ a little, see docs/limits.md")
+    fn hsaKmtOpenSMI(node_id: u32, fd: Out<i32>) {
+        let thunk = open::current()?;
+        let fd = fd.required("fd")?;
+        let snapshot = thunk.snapshot()?;
+        // KFD knows no CPU's events.
+        let gpu = snapshot.gpu_of(node_id)?.map(|gpu| gpu.gpu_id);
+        let gpu = gpu.ok_or_else(|| Refusal::error(format!("NodeId is {node_id}, which is no GPU")))?;
+        fd.write(thunk.smi.open(&thunk, gpu)?.into_raw_fd());
+        Ok(())
+    }
 }
