@@ -4,6 +4,7 @@
 
 use hsakmt_abi::topology::HsaVersionInfo;
 
+use super::caller::layout;
 use super::exports;
 use super::pointer::Out;
 use crate::thunk::open;
@@ -12,7 +13,7 @@ exports! {
     "open";
     /// Opens the way to the driver; counts.
     done
-    fn hsaKmtOpenKFD() { open::open() }
+    fn hsaKmtOpenKFD() { open::open(!layout().says_what_it_executes()) }
 
     /// Closes it, when it was called as often as the open.
     done("the last close also frees what is still allocated, and ends waits")

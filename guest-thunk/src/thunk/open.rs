@@ -101,8 +101,8 @@ extern "C" fn after_fork_in_child() {
     leave_parent();
 }
 
-/// `hsaKmtOpenKFD`
-pub fn open() -> Outcome<()> {
+/// `hsaKmtOpenKFD`. `all_executable` is for a caller that does not say what it executes; who opens first decides.
+pub fn open(all_executable: bool) -> Outcome<()> {
     let process = Process::current();
     INHERITED.store(0, Ordering::Release);
     let mut opened = lock(&process.opened);
@@ -121,7 +121,7 @@ pub fn open() -> Outcome<()> {
         let why = format!("the host's KFD has interface version {major}.{minor}, expected 1.x");
         return Err(Refusal::new(HsakmtStatus::DRIVER_MISMATCH, why));
     }
-    let settings = Settings::from_environment();
+    let settings = Settings { all_executable, ..Settings::from_environment() };
     if settings.registration != Registration::Refuse {
         adopt::fork::install();
     }

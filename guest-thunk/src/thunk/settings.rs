@@ -28,6 +28,8 @@ pub struct Settings {
     pub registration: Registration,
     /// `VIRTIO_KFD_HDP` (this library's own): whether GPUs have a page of HDP flush registers.
     pub hdp: HdpFlush,
+    /// Whether all memory is executable for GPUs, of no variable: the caller's age decides.
+    pub all_executable: bool,
 }
 
 /// Whether GPUs have a page of HDP flush registers (`HSA_HEAPTYPE_MMIO_REMAP`).
@@ -65,6 +67,7 @@ impl Default for Settings {
             alignment_order: 9,
             registration: Registration::Refuse,
             hdp: HdpFlush::None,
+            all_executable: true,
         }
     }
 }
@@ -98,6 +101,7 @@ impl Settings {
                 Some("trap") => HdpFlush::Trap,
                 _ => HdpFlush::None,
             },
+            all_executable: default.all_executable,
         }
     }
 }

@@ -108,6 +108,12 @@ impl CallerLayout {
         }
     }
 
+    /// Whether the caller says what it executes: memory without `ExecuteAccess` is not executable for GPUs then. In ROCm 6.2's library
+    /// all memory is; in that of August 2025 it is as the flag says (`fmm_translate_hsa_to_ioc_flags`, fmm.c).
+    pub fn says_what_it_executes(self) -> bool {
+        self >= Self::N368
+    }
+
     /// The layout with structs of these sizes, if there is one.
     pub fn of_sizes(node: usize, cache: usize) -> Option<CallerLayout> {
         Self::ALL.into_iter().find(|layout| (layout.node_size(), layout.cache_size()) == (node, cache))

@@ -46,11 +46,16 @@ pub fn check(flags: HsaMemFlags, address: u64) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether a GPU may execute what lies in an allocation.
+pub fn is_executable(flags: HsaMemFlags, settings: &Settings) -> bool {
+    settings.all_executable || flags.is_set(HsaMemFlags::EXECUTE_ACCESS)
+}
+
 /// KFD's flags, without the kind of memory.
 pub fn ioc(flags: HsaMemFlags, settings: &Settings) -> AllocFlags {
-    // Runtimes do not say what they execute: all memory is executable.
-    let mut ioc = AllocFlags::EXECUTABLE;
+    let mut ioc = AllocFlags::empty();
     let set = |flag| flags.is_set(flag);
+    ioc.set(AllocFlags::EXECUTABLE, is_executable(flags, settings));
     ioc.set(AllocFlags::WRITABLE, !set(HsaMemFlags::READ_ONLY));
     ioc.set(AllocFlags::AQL_QUEUE_MEM, set(HsaMemFlags::AQL_QUEUE_MEMORY));
     ioc.set(AllocFlags::COHERENT, !set(HsaMemFlags::COARSE_GRAIN) || settings.disable_cache);
@@ -88,6 +93,11 @@ mod tests {
         assert_eq!(vram(coarse, &settings).bits(), 0xc000_0001);
         let no_cache = Settings { disable_cache: true, ..settings };
         assert_eq!(vram(coarse, &no_cache).bits(), 0xc600_0001);
+        // KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE is 1 << 30 (kfd_ioctl.h).
+        let newer = Settings { all_executable: false, ..settings };
+        assert_eq!((ioc(fine, &newer) | AllocFlags::USERPTR).bits(), 0x8600_0004);
+        assert_eq!(vram(coarse, &newer).bits(), 0x8000_0001);
+        assert_eq!(vram(coarse.with(HsaMemFlags::EXECUTE_ACCESS, 1), &newer).bits(), 0xc000_0001);
     }
 
     #[test]

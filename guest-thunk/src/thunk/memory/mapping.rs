@@ -14,6 +14,7 @@ use virtio_kfd_protocol::{
 };
 
 use super::address::page_size;
+use super::flags::is_executable;
 use super::import::{GUEST_FLAGS, Imported, Source};
 use super::registered::{Piece, Registered};
 use super::vram::no_memory;
@@ -41,7 +42,7 @@ impl Memory {
             Some(gpu) if is_vram(&allocation.backing) => host.snapshot.peers(gpu),
             _ => host.snapshot.all_gpus(),
         };
-        map(host.client, &allocation, &mut state, &gpus).map(|()| 0)
+        map(host, &allocation, &mut state, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtMapMemoryToGPUNodes`: to the GPUs of these nodes and to no others.
@@ -69,7 +70,7 @@ impl Memory {
         let superfluous: Vec<GpuId> =
             state.mapped.iter().copied().filter(|gpu| !gpus.contains(gpu)).collect();
         unmap(host.client, &allocation, &mut state, &superfluous)?;
-        map(host.client, &allocation, &mut state, &gpus).map(|()| 0)
+        map(host, &allocation, &mut state, &gpus).map(|()| 0)
     }
 
     /// `hsaKmtUnmapMemoryToGPU`: from all GPUs. A second unmap does nothing.
@@ -109,7 +110,7 @@ fn map_registered(host: Host<'_>, allocation: &Arc<Allocation>, registered: &Reg
             true => host.snapshot.all_gpus(),
             false => state.registered.clone(),
         };
-        map(host.client, allocation, &mut state, &gpus)?;
+        map(host, allocation, &mut state, &gpus)?;
     }
     state.mappings = state.mappings.saturating_add(1);
     drop(state);
@@ -134,7 +135,8 @@ fn require_memory(allocation: &Arc<Allocation>) -> Outcome<()> {
 }
 
 /// Maps to those of the GPUs that have it not mapped yet.
-fn map(client: &Client, allocation: &Arc<Allocation>, state: &mut State, gpus: &[GpuId]) -> Outcome<()> {
+fn map(host: Host<'_>, allocation: &Arc<Allocation>, state: &mut State, gpus: &[GpuId]) -> Outcome<()> {
+    let client = host.client;
     require_memory(allocation)?;
     if state.freed {
         return Err(Refusal::parameter("the allocation has been freed"));
@@ -145,7 +147,7 @@ fn map(client: &Client, allocation: &Arc<Allocation>, state: &mut State, gpus: &
     }
     if let Some((handle, offset)) = allocation.range() {
         let once = without_repeats(&missing);
-        let (done, result) = map_range(client, allocation, handle, offset, &once);
+        let (done, result) = map_range(host, allocation, handle, offset, &once);
         // KFD passes over a GPU that has it already, and AMD's library keeps the list as it was.
         let listed = if result.is_ok() { &missing } else { &once };
         let done = if result.is_ok() { missing.len() } else { done };
@@ -238,7 +240,7 @@ const GPUS_PER_FRAME: usize = MAX_REQUESTS_PER_FRAME / 2;
 
 /// Maps a part of a buffer at the allocation's address. Gives how many of the GPUs have it.
 fn map_range(
-    client: &Client,
+    host: Host<'_>,
     allocation: &Allocation,
     handle: Handle,
     offset: u64,
@@ -246,21 +248,24 @@ fn map_range(
 ) -> (usize, Outcome<()>) {
     let own = !matches!(allocation.backing, Backing::Imported(_));
     let writable = !(own && allocation.flags.is_set(HsaMemFlags::READ_ONLY));
+    // What others own is executable, as in AMD's library.
+    let executable = !own || is_executable(allocation.flags, host.settings);
     let request = |gpu: &GpuId| MapRangeRequest {
         handle,
         offset,
         size: allocation.size(),
         va: GuestVa(allocation.start()),
         gpu_id: *gpu,
-        flags: page_flags(writable).bits(),
+        flags: page_flags(writable, executable).bits(),
     };
-    each::<MapRange>(client, gpus, |gpu| request(gpu))
+    each::<MapRange>(host.client, gpus, |gpu| request(gpu))
 }
 
-/// As KFD maps what is always executable.
-pub(super) fn page_flags(writable: bool) -> VmPageFlags {
-    let mut flags = VmPageFlags::PAGE_READABLE | VmPageFlags::PAGE_EXECUTABLE;
+/// As KFD maps.
+fn page_flags(writable: bool, executable: bool) -> VmPageFlags {
+    let mut flags = VmPageFlags::PAGE_READABLE;
     flags.set(VmPageFlags::PAGE_WRITEABLE, writable);
+    flags.set(VmPageFlags::PAGE_EXECUTABLE, executable);
     flags
 }
 

@@ -88,7 +88,9 @@ impl Memory {
             () if set(HsaMemFlags::NO_ADDRESS) => memory.unplaced(host, gpu, kfd, request),
             () if visible && is_small(host, request) => {
                 let Request { size, alignment, .. } = request;
-                let (place, part) = memory.arenas.allocate(host, gpu.gpu_id, kfd, size, alignment)?;
+                // What a GPU may do with a piece is said when it is mapped, so executable ones need no arena of their own.
+                let shared = kfd | AllocFlags::EXECUTABLE;
+                let (place, part) = memory.arenas.allocate(host, gpu.gpu_id, shared, size, alignment)?;
                 Ok(Allocation::new(Place::Arena(place), Backing::Piece(part), request))
             }
             () => dedicated(host, gpu, kfd, visible, request),

@@ -11,6 +11,7 @@ use super::kfd::{GPUS, Kfd};
 use super::{flags, is_gone, mapping, status};
 use crate::thunk::memory::Request;
 use crate::thunk::process;
+use crate::thunk::settings::Settings;
 
 const MIB: u64 = 1 << 20;
 const VISIBLE: [BitField<HsaMemFlags>; 2] = [HsaMemFlags::NON_PAGED, HsaMemFlags::HOST_ACCESS];
@@ -75,6 +76,22 @@ fn hundreds_of_small_allocations_are_a_few_buffers_and_maps() {
     assert!(kfd.idle() >= 254 * MIB, "{} bytes of the window are free", kfd.idle());
     kfd.thunk.shut_down();
     assert_eq!((kfd.buffers(), kfd.idle()), (0, 256 * MIB));
+}
+
+#[test]
+fn pieces_are_executable_for_who_says_so() {
+    let kfd = Kfd::with(64 * MIB, Settings { all_executable: false, ..Settings::default() }, false);
+    let data = kfd.visible(4096).unwrap();
+    let [kind, access] = VISIBLE;
+    let code = kfd.allocate(kfd.gpu_node(), 4096, &[kind, access, HsaMemFlags::EXECUTE_ACCESS]).unwrap();
+    kfd.map(data, 4096).unwrap();
+    kfd.map(code, 4096).unwrap();
+    let state = kfd.state.lock().unwrap();
+    let of = |address| state.ranges.iter().find(|range| range.va.0 == address).map(|range| range.flags);
+    // AMDGPU_VM_PAGE_READABLE, WRITEABLE, EXECUTABLE (amdgpu_drm.h)
+    assert_eq!((of(data), of(code)), (Some(2 | 4), Some(2 | 4 | 8)));
+    drop(state);
+    assert_eq!(kfd.buffers(), 1, "both lie in one arena");
 }
 
 #[test]
