@@ -59,8 +59,8 @@ pub trait Blob: Send + Sync {
     /// `drm_gem_mmap`).
     fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()>;
     /// A dma-buf descriptor of the whole blob, close-on-exec: what [`Transport::import`] takes, in this process or another
-    /// one of the same guest. It keeps the memory for as long as it is open. (In loop-back it is a pipe's end that
-    /// stands for the memory and does not show it, and other processes are other guests.)
+    /// one of the same guest. It keeps the memory for as long as it is open. (In loop-back it stands for the memory, but does
+    /// not show it.)
     fn export(&self) -> Result<OwnedFd>;
     /// Where `mmap` of [`Transport::device`] shows the blob, in bytes.
     fn mmap_offset(&self) -> Result<u64>;

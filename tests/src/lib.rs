@@ -25,6 +25,7 @@ pub mod rocminfo;
 pub mod rocrtst;
 pub mod runtime;
 pub mod seam_guest;
+pub mod shared_vm;
 pub mod talk;
 pub mod transcript;
 pub mod vm;
@@ -38,6 +39,7 @@ pub use native::Under;
 pub use process::Keeper;
 pub use rocrtst::Rocrtst;
 pub use runtime::Runtime;
+pub use shared_vm::SharedVm;
 pub use vm::{Vm, VmBuilder};
 
 /// Prints `SKIP: ` and the reason, and returns from the test.

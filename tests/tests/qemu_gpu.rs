@@ -165,7 +165,7 @@ fn compared(name: &str, line: &str) -> bool {
     !(name == "openclose" && line.contains(" grew by "))
 }
 
-/// Cases C32 and C34. In loop-back they cannot be tried: a child would be a second VM.
+/// Cases C32 and C34; in loop-back see loopback_vm.rs.
 fn children_of_fork_work(stack: &Stack) {
     assert_eq!(stack.run(&format!("{PROGRAMS}/forks")), FORKS);
     stack.daemon.wait_for_workers(0, SECOND).unwrap();

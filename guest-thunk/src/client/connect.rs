@@ -15,7 +15,8 @@ use super::{Client, ConnectError};
 use crate::transport::virtgpu::VirtGpu;
 use crate::transport::{Transport, TransportError};
 
-/// Environment variable: the socket of a `vhost-user-kfd` to talk to without a VM.
+/// Environment variable: the socket of a `vhost-user-kfd` to talk to without a VM, or of a process that keeps such a VM for
+/// several.
 pub const LOOPBACK_VARIABLE: &str = "VIRTIO_KFD_LOOPBACK";
 
 /// Environment variable: the render node to use, in place of the first one that speaks virtio-kfd.
@@ -39,7 +40,11 @@ pub(super) fn transport() -> Result<Box<dyn Transport>, TransportError> {
 
 #[cfg(feature = "loopback")]
 fn loopback(socket: &Path) -> Result<Box<dyn Transport>, TransportError> {
-    Ok(Box::new(crate::transport::loopback::LoopbackVm::connect(socket)?.context()?))
+    use crate::transport::loopback::{LoopbackVm, SharedContext};
+    match SharedContext::connect(socket)? {
+        Some(shared) => Ok(Box::new(shared)),
+        None => Ok(Box::new(LoopbackVm::connect(socket)?.context()?)),
+    }
 }
 
 #[cfg(not(feature = "loopback"))]

@@ -3,16 +3,22 @@
 //! Guest memory is a sparse memfd, the virtqueues are real ones in it, the device is spoken to by vhost-user. Only
 //! the guest's kernel and the VMM are missing. [`LoopbackContext`] is a transport like virtgpu; [`LoopbackVm`] also lets a
 //! test be a hostile guest, with commands and descriptors of its own making.
+//!
+//! Such a VM is one process's own. [`host::VmHost`] keeps a VM for several processes, each of which is a [`SharedContext`] of it.
 
 mod blob;
 pub mod command;
 mod context;
+mod exports;
 mod extents;
+pub mod host;
 mod pending;
+mod process;
 pub mod queue;
 pub mod ram;
 mod vmm;
 mod window;
+mod wire;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,10 +30,11 @@ use std::time::Duration;
 use vhost::vhost_user::Frontend;
 
 pub use self::context::LoopbackContext;
+pub use self::process::SharedContext;
 pub use self::window::Window;
 
-use self::blob::Exports;
 use self::command::Config;
+use self::exports::Exports;
 use self::queue::{Queue, Submission};
 use self::ram::Ram;
 use self::vmm::Vm;
@@ -178,6 +185,11 @@ impl LoopbackVm {
     /// A resource id that has not been given out yet.
     pub fn new_resource_id(&self) -> u32 {
         self.vm.0.next_resource.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The connection to the device, on which nothing is to be read or written: `poll` tells when the device is gone.
+    fn device(&self) -> BorrowedFd<'_> {
+        self.vm.0.socket()
     }
 
     fn downgrade(&self) -> WeakVm {

@@ -4,6 +4,7 @@
 //! kfd-hostile attack SEED FRAMES [NAME]   sends garbage, of every kind or one; fails if any of it was accepted
 //! kfd-hostile neighbour            calls and checks the answers until its input ends
 //! kfd-hostile hold                 takes resources and waits on an event for ever, to be killed
+//! kfd-hostile take BYTE NEXT       takes the dma-buf that is its input, finds it full of BYTE, fills it with NEXT
 //! kfd-hostile rounds N             connects, takes resources and closes, N times
 //! ```
 //! Which host is chosen by the environment, as for the library: `VIRTIO_KFD_LOOPBACK`, `VIRTIO_KFD_DEVICE`.
@@ -36,7 +37,10 @@ fn run() -> Result<()> {
         ["attack", seed, frames, name] => attack::run(number(seed)?, number(frames)?, Some(name)),
         ["neighbour"] => neighbour::run(),
         ["hold"] => neighbour::hold(),
+        ["take", word, next] => neighbour::take_shared(number(word)?, number(next)?),
         ["rounds", rounds] => neighbour::rounds(number(rounds)?),
-        _ => bail!("usage: attack SEED FRAMES [NAME] | neighbour | hold | rounds N, found {arguments:?}"),
+        _ => bail!(
+            "usage: attack SEED FRAMES [NAME] | neighbour | hold | take BYTE NEXT | rounds N, found {arguments:?}"
+        ),
     }
 }

@@ -1,6 +1,7 @@
 //! A process that behaves, and checks that nobody else's doings show in its answers.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,7 +12,7 @@ use virtio_kfd_protocol::{
     Handle, Nothing, WaitEvent, WaitEventsRequest,
 };
 
-use crate::raw::client;
+use crate::raw::{View, client};
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_VRAM`, and `..._USERPTR` (kfd_ioctl.h), each with `..._WRITABLE`.
 pub const VRAM: u32 = 1 | 1 << 31;
@@ -140,6 +141,20 @@ pub fn hold() -> Result<()> {
     std::io::stdout().flush()?;
     let result = wait(&client, event, u32::MAX)?;
     bail!("the wait ended with result {result}")
+}
+
+/// Takes the dma-buf of another process, which is the standard input, finds all bytes to be `byte` and leaves `next` in them.
+pub fn take_shared(byte: u64, next: u64) -> Result<()> {
+    let (byte, next) = (u8::try_from(byte)?, u8::try_from(next)?);
+    let client = client()?;
+    let blob = client.import(std::io::stdin().as_fd()).context("import of the standard input")?;
+    let view = View::of(&*blob)?;
+    let found = view.copy(0, usize::try_from(blob.size())?);
+    let wrong = found.iter().position(|found| *found != byte);
+    ensure!(wrong.is_none(), "byte {wrong:?} of the memory is not {byte}");
+    view.fill(next);
+    println!("took {} bytes", blob.size());
+    Ok(())
 }
 
 /// VRAM and guest memory on a GPU, not given back.

@@ -1,13 +1,14 @@
 //! A connection without a client: any bytes can be sent as a frame, and what came back is looked at.
 #![allow(unsafe_code)] // the answer area is mapped memory that the host writes to
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use guest_thunk::client::{Client, DEVICE_VARIABLE, LOOPBACK_VARIABLE};
-use guest_thunk::transport::loopback::LoopbackVm;
+use guest_thunk::transport::loopback::{LoopbackVm, SharedContext};
 use guest_thunk::transport::virtgpu::VirtGpu;
 use guest_thunk::transport::{Blob, Transport, TransportError};
 use virtio_kfd_protocol::calls::{Hello, Nop};
@@ -53,26 +54,32 @@ impl Outcome {
 
 /// A new context on the host that the environment names.
 pub fn transport() -> Result<Box<dyn Transport>, TransportError> {
-    if let Some(vm) = vm()? {
-        return Ok(Box::new(vm.context()?));
+    if let Some(socket) = variable(LOOPBACK_VARIABLE) {
+        return loopback(Path::new(&socket));
     }
-    match std::env::var_os(DEVICE_VARIABLE).filter(|value| !value.is_empty()) {
+    match variable(DEVICE_VARIABLE) {
         Some(path) => Ok(Box::new(VirtGpu::open(Path::new(&path))?)),
         None => Ok(Box::new(VirtGpu::find()?)),
     }
 }
 
-/// The VM of this process, if the environment asks for loop-back: all contexts are processes of one guest.
-pub fn vm() -> Result<Option<LoopbackVm>, TransportError> {
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// A context of the VM that another process keeps at the socket, or else of this process's own: all contexts are processes of
+/// one guest.
+fn loopback(socket: &Path) -> Result<Box<dyn Transport>, TransportError> {
     static VM: Mutex<Option<LoopbackVm>> = Mutex::new(None);
-    let Some(socket) = std::env::var_os(LOOPBACK_VARIABLE).filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
+    if let Some(shared) = SharedContext::connect(socket)? {
+        return Ok(Box::new(shared));
+    }
     let mut vm = VM.lock().unwrap_or_else(PoisonError::into_inner);
     if vm.is_none() {
-        *vm = Some(LoopbackVm::connect(Path::new(&socket))?);
+        *vm = Some(LoopbackVm::connect(socket)?);
     }
-    Ok(vm.clone())
+    let vm = vm.as_ref().ok_or(TransportError::NotSupported("loop-back without a VM"))?;
+    Ok(Box::new(vm.context()?))
 }
 
 /// A client with a context of its own.

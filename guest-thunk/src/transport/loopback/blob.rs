@@ -2,20 +2,17 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::stat::fstat;
-use nix::unistd::pipe2;
 use virtio_bindings::virtio_gpu as gpu;
 use virtio_kfd_protocol::{GuestVa, ResourceId};
 
 use super::command::header;
 use super::context::{Context, about, whole};
 use super::ram::Pages;
-use super::{LoopbackVm, WeakVm, system};
+use super::window::Shown;
+use super::{LoopbackVm, WeakVm};
 use crate::transport::{Blob, Result, TransportError};
 
 /// A resource. It ends when no context has it and no dma-buf of it is open.
@@ -42,6 +39,11 @@ impl Resource {
     /// A resource that the device was told of, without a place in the window yet.
     pub(super) fn host(vm: &LoopbackVm, id: u32, size: u64) -> Resource {
         Resource { vm: vm.downgrade(), id, size, memory: Memory::Host(None) }
+    }
+
+    /// Bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.size
     }
 
     /// Writes down where in the window it is.
@@ -105,6 +107,29 @@ impl ContextBlob {
     }
 }
 
+impl ContextBlob {
+    /// What is held.
+    pub(super) fn held(&self) -> &Arc<Resource> {
+        &self.resource
+    }
+
+    /// The pages of a guest blob.
+    pub(super) fn pages(&self) -> Option<&Pages> {
+        match &self.resource.memory {
+            Memory::Guest(pages) => pages.as_ref(),
+            Memory::Host(_) => None,
+        }
+    }
+
+    /// What the window shows of a host blob.
+    pub(super) fn shown(&self) -> Result<Shown> {
+        match (&self.resource.memory, self.context.vm.window()) {
+            (Memory::Host(Some(offset)), Some(window)) => window.shown(*offset),
+            _ => Err(TransportError::NotSupported("a host blob that is not in the window")),
+        }
+    }
+}
+
 impl Drop for ContextBlob {
     fn drop(&mut self) {
         if self.context.vm.usable().is_err() {
@@ -165,52 +190,5 @@ impl Blob for ContextBlob {
 
     fn close_handle(self: Box<Self>) -> Box<dyn Any + Send + Sync> {
         Box::new(Arc::clone(&self.resource))
-    }
-}
-
-/// What dma-bufs stand for. Each is the write end of a pipe, known by its inode; as long as any copy of it is open, in any
-/// process, the read end tells, and the memory stays.
-#[derive(Default)]
-pub(super) struct Exports(Mutex<HashMap<u64, (OwnedFd, Arc<Resource>)>>);
-
-impl Exports {
-    fn add(&self, resource: &Arc<Resource>) -> Result<OwnedFd> {
-        self.sweep();
-        let failed = |call, errno: nix::errno::Errno| system(call, "a dma-buf", errno.into());
-        let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("pipe2", errno))?;
-        let inode = fstat(&write).map_err(|errno| failed("fstat", errno))?.st_ino;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(inode, (read, Arc::clone(resource)));
-        Ok(write)
-    }
-
-    /// What a dma-buf stands for.
-    pub(super) fn find(&self, dma_buf: BorrowedFd<'_>) -> Result<Arc<Resource>> {
-        self.sweep();
-        let failed = |errno: nix::errno::Errno| system("fstat", "a dma-buf", errno.into());
-        let inode = fstat(dma_buf).map_err(failed)?.st_ino;
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = all.get(&inode).filter(|(read, _)| fstat(read).is_ok_and(|stat| stat.st_ino == inode));
-        found.map(|(_, resource)| Arc::clone(resource)).ok_or(TransportError::NotSupported(
-            "a descriptor that is no dma-buf of this device in this process",
-        ))
-    }
-
-    /// Forgets what no descriptor stands for any more.
-    pub(super) fn sweep(&self) {
-        let closed = |read: &OwnedFd| {
-            let mut poll_fd = [PollFd::new(read.as_fd(), PollFlags::empty())];
-            let ready = poll(&mut poll_fd, PollTimeout::ZERO);
-            let [poll_fd] = poll_fd;
-            ready.is_ok() && poll_fd.revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
-        };
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.is_empty() {
-            return;
-        }
-        let gone: Vec<_> = all.extract_if(|_, (read, _)| closed(read)).collect();
-        drop(all);
-        // Resources that end send commands: not under the lock.
-        drop(gone);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use virtio_bindings::virtio_gpu as gpu;
@@ -29,6 +30,7 @@ pub(super) struct Context {
     pub(super) vm: LoopbackVm,
     pub(super) id: u32,
     pub(super) attached: Attached,
+    ended: AtomicBool,
 }
 
 const HEADER: usize = size_of::<Header>();
@@ -69,7 +71,12 @@ impl LoopbackContext {
         let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_CREATE;
         command(vm, "CTX_CREATE", header(kind, id), &create, &[], 0)?;
         Ok(LoopbackContext {
-            context: Arc::new(Context { vm: vm.clone(), id, attached: Attached::default() }),
+            context: Arc::new(Context {
+                vm: vm.clone(),
+                id,
+                attached: Attached::default(),
+                ended: AtomicBool::new(false),
+            }),
             capset,
         })
     }
@@ -82,6 +89,82 @@ impl LoopbackContext {
     /// The VM.
     pub fn vm(&self) -> &LoopbackVm {
         &self.context.vm
+    }
+
+    /// Ends the context, whoever still uses it or holds a blob of it: what waits in it ends.
+    pub(super) fn end(&self) {
+        self.context.end();
+    }
+
+    pub(super) fn make_guest_blob(&self, size: u64) -> Result<ContextBlob> {
+        self.context.usable()?;
+        whole(size)?;
+        let vm = &self.context.vm;
+        let pages = vm.ram().take(size)?;
+        let mut entries = Vec::new();
+        for run in pages.runs() {
+            let (mut addr, mut left) = (run.address, run.length);
+            while left > 0 {
+                // The length has 32 bits; pieces are whole pages.
+                let length = left.min(1 << 31);
+                entries.push(MemEntry { addr, length: length as u32, padding: 0 });
+                addr = addr.saturating_add(length);
+                left = left.saturating_sub(length);
+            }
+        }
+        let resource = vm.new_resource_id();
+        let create = CreateBlob {
+            resource_id: resource,
+            blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_GUEST,
+            blob_flags: gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
+            nr_entries: entries.len() as u32,
+            blob_id: 0,
+            size,
+        };
+        self.context.create(0, &create, entries.as_bytes())?;
+        let made = Resource::guest(vm, resource, size, pages);
+        ContextBlob::attach(&self.context, Arc::new(made))
+    }
+
+    pub(super) fn make_host_blob(&self, blob_id: u64, size: u64, mappable: bool) -> Result<ContextBlob> {
+        self.context.usable()?;
+        whole(size)?;
+        let vm = &self.context.vm;
+        let window =
+            vm.window().ok_or(TransportError::NotSupported("host memory (the device has no window)"))?;
+        vm.exports().sweep();
+        let resource = vm.new_resource_id();
+        let flags = if mappable { gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE } else { 0 };
+        let create = CreateBlob {
+            resource_id: resource,
+            blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_HOST3D,
+            blob_flags: flags | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
+            nr_entries: 0,
+            blob_id,
+            size,
+        };
+        self.context.create(self.context.id, &create, &[])?;
+        let mut made = Resource::host(vm, resource, size);
+        if mappable {
+            let offset = window.take(size)?;
+            let body = MapBlob { resource_id: resource, padding: 0, offset };
+            let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
+            // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
+            match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
+                Ok(_) => made.shown_at(offset),
+                Err(error) => {
+                    window.give(offset, size);
+                    return Err(error);
+                }
+            }
+        }
+        ContextBlob::attach(&self.context, Arc::new(made))
+    }
+
+    pub(super) fn take_dma_buf(&self, dma_buf: BorrowedFd<'_>) -> Result<ContextBlob> {
+        self.context.usable()?;
+        let resource = self.context.vm.exports().find(dma_buf)?;
+        ContextBlob::attach(&self.context, resource)
     }
 }
 
@@ -130,13 +213,20 @@ impl Context {
     }
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        if self.usable().is_ok() {
+impl Context {
+    /// Ends it on the device, whoever still has a part in it.
+    fn end(&self) {
+        if self.usable().is_ok() && !self.ended.swap(true, Ordering::Relaxed) {
             let kind = gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_CTX_DESTROY;
             // A device that is gone has ended the context as well.
             let _ = command(&self.vm, "CTX_DESTROY", header(kind, self.id), &(), &[], 0);
         }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -172,74 +262,15 @@ impl Transport for LoopbackContext {
     }
 
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
-        self.context.usable()?;
-        whole(size)?;
-        let vm = &self.context.vm;
-        let pages = vm.ram().take(size)?;
-        let mut entries = Vec::new();
-        for run in pages.runs() {
-            let (mut addr, mut left) = (run.address, run.length);
-            while left > 0 {
-                // The length has 32 bits; pieces are whole pages.
-                let length = left.min(1 << 31);
-                entries.push(MemEntry { addr, length: length as u32, padding: 0 });
-                addr = addr.saturating_add(length);
-                left = left.saturating_sub(length);
-            }
-        }
-        let resource = vm.new_resource_id();
-        let create = CreateBlob {
-            resource_id: resource,
-            blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_GUEST,
-            blob_flags: gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
-            nr_entries: entries.len() as u32,
-            blob_id: 0,
-            size,
-        };
-        self.context.create(0, &create, entries.as_bytes())?;
-        let made = Resource::guest(vm, resource, size, pages);
-        Ok(Box::new(ContextBlob::attach(&self.context, Arc::new(made))?))
+        Ok(Box::new(self.make_guest_blob(size)?))
     }
 
     fn host_memory(&self, blob_id: u64, size: u64, mappable: bool) -> Result<Box<dyn Blob>> {
-        self.context.usable()?;
-        whole(size)?;
-        let vm = &self.context.vm;
-        let window =
-            vm.window().ok_or(TransportError::NotSupported("host memory (the device has no window)"))?;
-        vm.exports().sweep();
-        let resource = vm.new_resource_id();
-        let flags = if mappable { gpu::VIRTIO_GPU_BLOB_FLAG_USE_MAPPABLE } else { 0 };
-        let create = CreateBlob {
-            resource_id: resource,
-            blob_mem: gpu::VIRTIO_GPU_BLOB_MEM_HOST3D,
-            blob_flags: flags | gpu::VIRTIO_GPU_BLOB_FLAG_USE_SHAREABLE,
-            nr_entries: 0,
-            blob_id,
-            size,
-        };
-        self.context.create(self.context.id, &create, &[])?;
-        let mut made = Resource::host(vm, resource, size);
-        if mappable {
-            let offset = window.take(size)?;
-            let body = MapBlob { resource_id: resource, padding: 0, offset };
-            let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
-            // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
-            match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
-                Ok(_) => made.shown_at(offset),
-                Err(error) => {
-                    window.give(offset, size);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(Box::new(ContextBlob::attach(&self.context, Arc::new(made))?))
+        Ok(Box::new(self.make_host_blob(blob_id, size, mappable)?))
     }
 
     fn import(&self, dma_buf: BorrowedFd<'_>) -> Result<Box<dyn Blob>> {
-        self.context.usable()?;
-        let resource = self.context.vm.exports().find(dma_buf)?;
-        Ok(Box::new(ContextBlob::attach(&self.context, resource)?))
+        Ok(Box::new(self.take_dma_buf(dma_buf)?))
     }
 
     fn device(&self) -> Option<BorrowedFd<'_>> {

@@ -146,6 +146,11 @@ impl Ram {
         &self.memory
     }
 
+    /// The file that it lies in.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The regions as the device is told of them.
     pub(super) fn regions(&self) -> Result<Vec<VhostUserMemoryRegionInfo>> {
         self.memory
@@ -218,25 +223,42 @@ impl Pages {
 
     /// Maps the first `length` bytes at `address` of this process, over whatever is there.
     pub(super) fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
-        let mut at = address.0;
-        let mut left = length;
-        for run in &self.runs {
-            if left == 0 {
-                break;
-            }
-            let piece = run.length.min(left);
-            map_file(&self.ram.file, self.ram.file_offset(run.address), GuestVa(at), piece, protection)?;
-            at = at.saturating_add(piece);
-            left = left.saturating_sub(piece);
+        map_runs(&self.ram.file, self.places(), address, length, protection)
+    }
+
+    /// Where in the file of the memory its runs lie: offset and bytes of each, in order.
+    pub(super) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.runs.iter().map(|run| (self.ram.file_offset(run.address), run.length))
+    }
+}
+
+/// Maps the first `length` bytes of what lies at these places of the file of a guest's memory at `address` of this process, over
+/// whatever is there.
+pub(super) fn map_runs(
+    file: &File,
+    places: impl Iterator<Item = (u64, u64)>,
+    address: GuestVa,
+    length: u64,
+    protection: i32,
+) -> Result<()> {
+    let mut at = address.0;
+    let mut left = length;
+    for (offset, bytes) in places {
+        if left == 0 {
+            break;
         }
-        match left {
-            0 => Ok(()),
-            _ => Err(system(
-                "mmap",
-                format!("{length} bytes of a blob that ends {left} bytes earlier"),
-                io::Error::from_raw_os_error(libc::EINVAL),
-            )),
-        }
+        let piece = bytes.min(left);
+        map_file(file, offset, GuestVa(at), piece, protection)?;
+        at = at.saturating_add(piece);
+        left = left.saturating_sub(piece);
+    }
+    match left {
+        0 => Ok(()),
+        _ => Err(system(
+            "mmap",
+            format!("{length} bytes of a blob that ends {left} bytes earlier"),
+            io::Error::from_raw_os_error(libc::EINVAL),
+        )),
     }
 }
 

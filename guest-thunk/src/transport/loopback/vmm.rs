@@ -27,8 +27,8 @@ use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::LoopbackOptions;
-use super::blob::Exports;
 use super::command::Config;
+use super::exports::Exports;
 use super::queue::{QUEUE_SIZE, Queue};
 use super::ram::Ram;
 use super::system;
@@ -193,6 +193,11 @@ impl Vm {
             requests,
             threads: Mutex::new(threads),
         })
+    }
+
+    /// The connection to the device.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     pub(super) fn is_mine(&self) -> bool {

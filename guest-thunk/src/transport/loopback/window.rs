@@ -28,11 +28,27 @@ const WINDOW_START: u64 = 1 << 40;
 
 /// Memory of the device that is mapped in the window.
 #[derive(Clone)]
-struct Shown {
-    length: u64,
-    file: Arc<File>,
-    file_offset: u64,
-    writable: bool,
+pub(super) struct Shown {
+    /// Bytes.
+    pub(super) length: u64,
+    pub(super) file: Arc<File>,
+    /// Where in the file, in bytes.
+    pub(super) file_offset: u64,
+    pub(super) writable: bool,
+}
+
+impl Shown {
+    /// Maps its first `length` bytes at an address of this process.
+    pub(super) fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
+        let failed = |code| system("mmap", format!("{length} bytes of the window"), error(code));
+        if length > self.length {
+            return Err(failed(libc::EINVAL));
+        }
+        if !self.writable && protection & libc::PROT_WRITE != 0 {
+            return Err(failed(libc::EACCES));
+        }
+        map_file(&self.file, self.file_offset, address, length, protection)
+    }
 }
 
 /// The window.
@@ -129,16 +145,13 @@ impl Window {
         length: u64,
         protection: i32,
     ) -> Result<()> {
+        self.shown(offset)?.map_fixed(address, length, protection)
+    }
+
+    /// What the device shows at `offset`.
+    pub(super) fn shown(&self, offset: u64) -> Result<Shown> {
         let shown = lock(&self.shown).get(&offset).cloned();
-        let detail = || format!("{length} bytes of the window's offset {offset:#x}");
-        let shown = shown.ok_or_else(|| system("mmap", detail(), error(libc::ENXIO)))?;
-        if length > shown.length {
-            return Err(system("mmap", detail(), error(libc::EINVAL)));
-        }
-        if !shown.writable && protection & libc::PROT_WRITE != 0 {
-            return Err(system("mmap", detail(), error(libc::EACCES)));
-        }
-        map_file(&shown.file, shown.file_offset, address, length, protection)
+        shown.ok_or_else(|| system("mmap", format!("the window's offset {offset:#x}"), error(libc::ENXIO)))
     }
 
     /// The file that stands for the device's, once something was shown.
