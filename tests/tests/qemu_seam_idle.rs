@@ -17,8 +17,8 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// How long nothing happens.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Daemon and worker in that time: the host looks at still doorbells of this library every 100 µs (docs/limits.md).
-const OF_LOOKS: Duration = Duration::from_millis(500);
+/// Daemon and worker in that time: a hundredth of a core. A host that looks at the doorbells takes up to 210 ms (docs/performance.md).
+const OF_HOST: Duration = Duration::from_millis(100);
 
 /// How often threads of the process may run in that time: the runtime's own look at its signals once in a while.
 const RUNS: u64 = 1000;
@@ -71,7 +71,7 @@ fn waiting_costs_the_host_next_to_nothing() {
         println!(
             "{what}: the process ran {runs} times, for {time} us; {host:?} on the host; QEMU {inside:?} (alone {alone:?}), in {IDLE:?}"
         );
-        assert!(host < OF_LOOKS, "{what}: {host:?}");
+        assert!(host < OF_HOST, "{what}: {host:?}");
         assert!(runs.parse::<u64>().unwrap() < RUNS, "{what}: {used}");
         assert!(inside < alone + OF_QEMU, "{what}: {inside:?}, alone {alone:?}");
     }

@@ -1,5 +1,5 @@
 //! Waiting in an unmodified guest: what it costs, and what events and clocks tell. The programs, and what they prove in loop-back:
-//! `idle`, `events_and_clocks`.
+//! `idle`, `events_and_clocks`, `smi`.
 //!
 //! One guest for all of it; a failure's message begins with the part's name.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is tests")]
@@ -174,6 +174,11 @@ fn events_say_what_happened(stack: &Stack) {
     process.wait().unwrap().checked().unwrap();
 }
 
+/// `smi` is what it is in loop-back.
+fn streams_have_a_processs_faults(stack: &Stack) {
+    stack.as_natively("smi", &[]);
+}
+
 #[test]
 fn waiting_in_a_guest() {
     let artifacts = need!(Artifacts::find());
@@ -183,7 +188,7 @@ fn waiting_in_a_guest() {
     need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     let root = need!(artifacts.packages(SET));
-    let programs = ["idle", "clocks", "exceptions"]
+    let programs = ["idle", "clocks", "exceptions", "smi"]
         .map(|name| (name, CProgram::compile(&root, &source(name), Place::Guest).unwrap()));
     for (name, program) in &programs {
         let place = format!("{}/{name}", PROGRAMS.trim_start_matches('/'));
@@ -210,6 +215,7 @@ fn waiting_in_a_guest() {
         ("blocked waits do not delay calls", blocked_waits_do_not_delay_calls),
         ("clocks and time stamps agree", clocks_and_time_stamps_agree),
         ("events say what happened", events_say_what_happened),
+        ("streams have a process's faults", streams_have_a_processs_faults),
     ];
     let mut failed = Vec::new();
     for (name, part) in parts {

@@ -22,8 +22,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// The process itself, above what it takes natively: a thousandth of a core in that time.
 const OF_PROCESS: Duration = Duration::from_millis(10);
 
-/// Daemon and worker in that time: the host looks at still doorbells of this library every 100 µs (docs/limits.md).
-const OF_LOOKS: Duration = Duration::from_millis(500);
+/// Daemon and worker in that time: a hundredth of a core. A host that looks at the doorbells takes up to 210 ms (docs/performance.md).
+const OF_HOST: Duration = Duration::from_millis(100);
 
 /// Starts a program, and waits until nothing happens in it.
 fn start(
@@ -70,6 +70,6 @@ fn waiting_costs_little_more_than_natively() {
         println!(
             "{what}: {native:?} natively; {ours:?} in the process and {host:?} on the host, in {IDLE:?}"
         );
-        assert!(ours < native + OF_PROCESS && host < OF_LOOKS, "{what}: {native:?}, {ours:?}, {host:?}");
+        assert!(ours < native + OF_PROCESS && host < OF_HOST, "{what}: {native:?}, {ours:?}, {host:?}");
     }
 }

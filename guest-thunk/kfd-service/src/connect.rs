@@ -59,7 +59,7 @@ impl GuestKfd {
             snapshot,
             settings: Settings::from_environment(),
             buffers: Buffers::default(),
-            doorbells: Doorbells::default(),
+            doorbells: Doorbells::new(&client),
             queues: Queues::default(),
             files: Mutex::default(),
             tree,

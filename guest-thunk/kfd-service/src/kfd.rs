@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::GuestKfd;
 
-pub use self::queue::{Doorbells, Queues};
+pub use self::queue::Queues;
 
 /// One call in progress.
 struct Call<'a> {

@@ -18,6 +18,7 @@
 mod buffers;
 mod connect;
 mod dma_buf;
+mod doorbells;
 mod failure;
 mod files;
 pub mod fresh;
@@ -46,9 +47,10 @@ use kfd_seam::{
 use nix::errno::Errno;
 
 use self::buffers::Buffers;
+use self::doorbells::Doorbells;
 use self::files::Files;
 use self::gem::Objects;
-use self::kfd::{Doorbells, Queues};
+use self::kfd::Queues;
 use self::topology::{Gpu, TopologyError};
 
 pub use self::connect::StartError;
@@ -65,7 +67,7 @@ pub struct GuestKfd {
     memory: Memory,
     snapshot: Snapshot,
     settings: Settings,
-    doorbells: Doorbells,
+    doorbells: Arc<Doorbells>,
     queues: Queues,
     files: Mutex<Files>,
     tree: Tree,

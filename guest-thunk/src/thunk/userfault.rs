@@ -18,10 +18,13 @@ mod abi {
     pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
     pub const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
     pub const EVENT_PAGEFAULT: u8 = 0x12;
+    pub const EVENT_REMAP: u8 = 0x14;
     /// Bytes of `struct uffd_msg`, whose first is the event.
     pub const MESSAGE: usize = 32;
     /// Where in it the address of a fault is (`arg.pagefault.address`), in bytes.
     pub const ADDRESS: usize = 16;
+    /// Where in it a move has its addresses and its length (`arg.remap`), in bytes.
+    pub const REMAP: usize = 8;
 
     #[repr(C)]
     pub struct Api {
@@ -94,7 +97,16 @@ pub enum Mode {
 pub enum Event {
     /// Somebody waits at a page.
     Fault,
-    /// Something else: a page was moved.
+    /// Pages were moved.
+    Moved {
+        /// From this address.
+        from: u64,
+        /// To this one.
+        to: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Something else.
     Other,
 }
 
@@ -214,7 +226,15 @@ impl Userfault {
 
     fn next(&self) -> Option<Event> {
         let message = self.message()?;
-        Some(if is_fault(&message) { Event::Fault } else { Event::Other })
+        let words = message.get(abi::REMAP..)?.as_chunks::<8>().0;
+        Some(match (&message, words) {
+            (message, _) if is_fault(message) => Event::Fault,
+            ([abi::EVENT_REMAP, ..], [from, to, length]) => {
+                let [from, to, length] = [from, to, length].map(|word| u64::from_ne_bytes(*word));
+                Event::Moved { from, to, length }
+            }
+            _ => Event::Other,
+        })
     }
 
     fn message(&self) -> Option<[u8; abi::MESSAGE]> {

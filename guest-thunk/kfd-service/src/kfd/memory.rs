@@ -132,7 +132,7 @@ impl Call<'_> {
     }
 
     fn doorbells(&self, gpu: GpuId, flags: AllocFlags, arguments: &AllocMemoryOfGpuArgs) -> Result<Buffer> {
-        self.kfd.doorbells.make(&self.kfd.client, gpu)?;
+        self.kfd.doorbells.make(gpu)?;
         let (host, _) = self.make(&request(gpu, flags, arguments))?;
         self.buffer(gpu, flags, arguments, host, Memory::Doorbells)
     }

@@ -1,32 +1,27 @@
-//! Queues and their doorbells.
-#![allow(unsafe_code, reason = "doorbells are memory that the host looks at")]
+//! Queues.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use guest_thunk::client::Client;
 use guest_thunk::thunk::lock::lock;
-use guest_thunk::thunk::memory::address::{Reservation, page_size};
-use guest_thunk::transport::Blob;
 use kfd_abi::mmap::{self, MmapType};
 use kfd_abi::queue::{
     AllocQueueGwsArgs, ContextSaveAreaHeader, CreateQueueArgs, DestroyQueueArgs, GetQueueWaveStateArgs,
     SetCuMaskArgs, UpdateQueueArgs,
 };
-use kfd_seam::{MapRequest, Result, UserMemory, UserPtr};
+use kfd_seam::{Result, UserMemory, UserPtr};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
-    AllocQueueGws, CreateQueue, DestroyQueue, DoorbellPage, GetQueueWaveState, SetCuMask, UpdateQueue,
+    AllocQueueGws, CreateQueue, DestroyQueue, GetQueueWaveState, SetCuMask, UpdateQueue,
 };
 use virtio_kfd_protocol::limits::{MAX_CONTROL_STACK_BYTES, MAX_CU_MASK_WORDS};
 use virtio_kfd_protocol::{
-    AllocQueueGwsRequest, CreateQueueRequest, DOORBELL_SLICE_BYTES, DoorbellPageRequest, GpuId, GuestVa,
-    QueueId, QueueRequest, UpdateQueueRequest,
+    AllocQueueGwsRequest, CreateQueueRequest, DOORBELL_SLICE_BYTES, GuestVa, QueueId, QueueRequest,
+    UpdateQueueRequest,
 };
 
 use super::Call;
-use crate::buffers::map_blob;
-use crate::failure::{errno, transport};
+use crate::failure::errno;
 
 /// Bytes that the kernel writes of a save area's header: `wave_state`.
 const WAVE_STATE: usize = std::mem::offset_of!(ContextSaveAreaHeader, debug_offset);
@@ -36,61 +31,6 @@ const WAVE_STATE: usize = std::mem::offset_of!(ContextSaveAreaHeader, debug_offs
 pub struct Queues {
     /// Bytes of the control stack by id.
     control_stacks: Mutex<BTreeMap<u32, u32>>,
-}
-
-/// The doorbells of a GPU: guest memory, of which the host passes on what is stored there.
-struct Slice {
-    blob: Arc<dyn Blob>,
-    /// Where this library has them.
-    _home: Reservation,
-}
-
-/// The doorbells of all GPUs that have been asked for them. They stay, as those that KFD maps.
-#[derive(Default)]
-pub struct Doorbells {
-    slices: Mutex<BTreeMap<u32, Slice>>,
-}
-
-impl Doorbells {
-    /// Makes those of a GPU and shows them to the host, if that has not been done.
-    pub fn make(&self, client: &Client, gpu_id: GpuId) -> Result<()> {
-        let mut slices = lock(&self.slices);
-        if slices.contains_key(&gpu_id.0) {
-            return Ok(());
-        }
-        let size = DOORBELL_SLICE_BYTES.next_multiple_of(page_size());
-        let failed = |error: std::io::Error| error.raw_os_error().map_or(Errno::ENOMEM, Errno::from_raw);
-        let home = Reservation::new(size, page_size(), 0, (0, u64::MAX)).map_err(failed)?;
-        let blob: Arc<dyn Blob> = Arc::from(client.guest_memory(size).map_err(errno)?);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        blob.map_fixed(GuestVa(home.start()), size, protection).map_err(transport)?;
-        home.keep_from_children();
-        quiet(&home);
-        let request = DoorbellPageRequest { gpu_id, resource: blob.resource(), offset: 0 };
-        client.call::<DoorbellPage>(&request, &[], 0).map_err(errno)?;
-        slices.insert(gpu_id.0, Slice { blob, _home: home });
-        Ok(())
-    }
-
-    /// Serves an `mmap` of them.
-    pub fn map(&self, request: &MapRequest, address: u64) -> Result<u64> {
-        let gpu_id = mmap::gpu_id(request.offset);
-        let slices = lock(&self.slices);
-        // KFD's numbers have 16 bits.
-        let slice = slices.iter().find(|(id, _)| *id & 0xffff == gpu_id).map(|(_, slice)| slice);
-        let slice = slice.ok_or(Errno::EINVAL)?;
-        if request.length != DOORBELL_SLICE_BYTES || request.flags & libc::MAP_SHARED == 0 {
-            return Err(Errno::EINVAL);
-        }
-        map_blob(&*slice.blob, request, address, slice.blob.size())
-    }
-}
-
-/// Fills doorbells with a value that no queue rings with.
-fn quiet(home: &Reservation) {
-    let (Ok(start), Ok(size)) = (usize::try_from(home.start()), usize::try_from(home.size())) else { return };
-    // SAFETY: the range is the reservation's, a blob was mapped there for writing, and nobody else knows of it yet.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start).write_bytes(0xff, size) };
 }
 
 fn queue(id: u32) -> QueueRequest {
@@ -106,7 +46,7 @@ impl Call<'_> {
             }
             let gpu_id = self.kfd.gpu(arguments.gpu_id).ok_or(Errno::EINVAL)?.gpu_id;
             let client = &self.kfd.client;
-            self.kfd.doorbells.make(client, gpu_id)?;
+            self.kfd.doorbells.make(gpu_id)?;
             let request = CreateQueueRequest {
                 ring_va: GuestVa(arguments.ring_base_address),
                 write_pointer_va: GuestVa(arguments.write_pointer_address),

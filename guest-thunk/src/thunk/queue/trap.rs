@@ -8,11 +8,14 @@
 //! once more then, or it traps.
 //!
 //! Where a process may not have userfaultfd (containers filter the system call), the host goes on looking.
+//!
+//! Whose doorbells they are, and whether the program may unmap or move them, is said by [`Watched`] and [`Slice`].
 #![allow(unsafe_code, reason = "mremap, and what makes pages empty")]
 
 use std::error::Error;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -28,6 +31,7 @@ use crate::thunk::memory::address::{Reservation, page_size};
 use crate::thunk::memory::block::Block;
 use crate::thunk::moves::Alone;
 use crate::thunk::refusal::{Level, say};
+use crate::thunk::smi::Connected;
 use crate::thunk::userfault::{Event, MOVES, Mode, Userfault};
 
 /// No GPU needs to reach these addresses.
@@ -40,6 +44,51 @@ const MOVE: Duration = Duration::from_millis(1);
 const AGAIN: Duration = Duration::from_millis(1);
 /// Stack of the watcher in bytes.
 const STACK_BYTES: usize = 128 << 10;
+
+/// Doorbells of a GPU where the program has them mapped.
+pub trait Slice: Send + Sync {
+    /// First address.
+    fn start(&self) -> u64;
+
+    /// Bytes, whole pages.
+    fn size(&self) -> u64;
+
+    /// Maps all of it once more, over what is mapped at an address that the caller has reserved for that.
+    fn map_again(&self, address: u64) -> io::Result<()>;
+
+    /// Whether all of it is where it was, for a program that unmaps without a word. None where it cannot.
+    fn is_there(&self) -> Option<bool> {
+        None
+    }
+}
+
+/// What has doorbells.
+pub trait Watched: Connected {
+    /// Calls with all places where doorbells can be rung; there are no others meanwhile. None where that cannot be told.
+    fn with_slices<R>(&self, act: impl FnOnce(Vec<Arc<dyn Slice>>) -> R) -> Option<R>;
+}
+
+impl Slice for Block {
+    fn start(&self) -> u64 {
+        Block::start(self)
+    }
+
+    fn size(&self) -> u64 {
+        Block::size(self)
+    }
+
+    fn map_again(&self, address: u64) -> io::Result<()> {
+        Block::map_again(self, address)
+    }
+}
+
+impl Watched for Thunk {
+    fn with_slices<R>(&self, act: impl FnOnce(Vec<Arc<dyn Slice>>) -> R) -> Option<R> {
+        let slices = self.queues.doorbells.lock();
+        let all = slices.values().map(|block| Arc::clone(block) as Arc<dyn Slice>).collect();
+        Some(act(all))
+    }
+}
 
 /// A userfaultfd for the program's own stores.
 fn faults() -> io::Result<Userfault> {
@@ -57,8 +106,9 @@ fn move_over(from: Reservation, to: u64) -> Result<(), (Reservation, io::Error)>
     let place = |address: u64| std::ptr::with_exposed_provenance_mut::<libc::c_void>(address as usize);
     let (old, new, size) = (place(from.start()), place(to), from.size() as usize);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: the old range is the reservation's alone, and nothing refers to it. The new one is that of the doorbells, whose
-    // owner keeps its addresses reserved: the program sees the same memory there, or waits.
+    // SAFETY: the old range is the reservation's alone, and nothing refers to it. The new one is that of the doorbells: their
+    // owner keeps its addresses reserved, or it was just seen that they are there; the program sees the same memory there, or
+    // waits.
     let moved = unsafe { libc::mremap(old, size, size, flags, new) };
     if moved == libc::MAP_FAILED {
         return Err((from, io::Error::last_os_error()));
@@ -96,9 +146,9 @@ fn make_empty(reservation: &Reservation) -> io::Result<()> {
 struct Spare(Reservation);
 
 impl Spare {
-    fn new(block: &Block) -> io::Result<Spare> {
-        let reservation = Reservation::new(block.size(), page_size(), 0, ANYWHERE)?;
-        block.map_again(reservation.start())?;
+    fn new(slice: &dyn Slice) -> io::Result<Spare> {
+        let reservation = Reservation::new(slice.size(), page_size(), 0, ANYWHERE)?;
+        slice.map_again(reservation.start())?;
         reservation.keep_from_children();
         Ok(Spare(reservation))
     }
@@ -107,50 +157,112 @@ impl Spare {
 /// Doorbells that trap. They are what they were when this is dropped.
 struct Armed {
     faults: Arc<Userfault>,
-    block: Arc<Block>,
+    /// Where they are: a program may move them.
+    at: AtomicU64,
+    size: u64,
     spare: Option<Spare>,
+    /// As many addresses that cannot be read, to ask what is there; none where nothing else can be.
+    nowhere: Option<Reservation>,
 }
 
 impl Armed {
-    /// From here on every access to the doorbells waits for the drop. Also whether somebody waits already.
-    fn new(faults: &Arc<Userfault>, block: &Arc<Block>) -> io::Result<(Armed, bool)> {
-        let spare = Spare::new(block)?;
-        let empty = Reservation::new(block.size(), page_size(), 0, ANYWHERE)?;
+    /// From here on every access to the doorbells waits for the drop. Also whether somebody waits already. None where the program
+    /// has unmapped them. `others` trap already.
+    fn new(
+        faults: &Arc<Userfault>,
+        slice: &Arc<dyn Slice>,
+        others: &[Armed],
+    ) -> io::Result<Option<(Armed, bool)>> {
+        let (to, size) = (slice.start(), slice.size());
+        let spare = Spare::new(&**slice)?;
+        let nowhere = match slice.is_there() {
+            None => None,
+            Some(true) => Some(Reservation::new(size, page_size(), 0, ANYWHERE)?),
+            Some(false) => return Ok(None),
+        };
+        let empty = Reservation::new(size, page_size(), 0, ANYWHERE)?;
         empty.fill_with_private_memory()?;
         // A child has no watcher, and must not ring.
         empty.keep_from_children();
         faults.register(empty.start(), empty.size(), Mode::Missing)?;
         make_empty(&empty)?;
-        let to = block.start();
         let mut rung = false;
         let _alone = Alone::wait();
-        thread::scope(|scope| {
+        let moved = thread::scope(|scope| {
             let mover = thread::Builder::new().stack_size(STACK_BYTES);
             // The kernel holds the mover until what it says of the move has been read, which may come after a fault.
-            let mover =
-                mover.spawn_scoped(scope, move || move_over(empty, to).map_err(|(_, error)| error))?;
+            let mover = mover.spawn_scoped(scope, move || {
+                // The kernel knows no move that depends on what is there, so the look comes last.
+                if slice.is_there() == Some(false) {
+                    return Ok(false);
+                }
+                move_over(empty, to).map(|()| true).map_err(|(_, error)| error)
+            })?;
             while !mover.is_finished() {
                 let _ = readable([faults.as_fd()], Some(MOVE));
-                rung |= faults.events().contains(&Event::Fault);
+                rung |= hear(faults, others);
             }
             mover.join().unwrap_or_else(|_| Err(io::Error::other("the move was not finished")))
         })?;
-        Ok((Armed { faults: Arc::clone(faults), block: Arc::clone(block), spare: Some(spare) }, rung))
+        let armed =
+            Armed { faults: Arc::clone(faults), at: AtomicU64::new(to), size, spare: Some(spare), nowhere };
+        Ok(moved.then_some((armed, rung)))
     }
-}
 
-impl Drop for Armed {
-    fn drop(&mut self) {
-        while let Some(Spare(reservation)) = self.spare.take() {
-            if let Err((reservation, _)) = move_over(reservation, self.block.start()) {
+    /// The program has moved pages.
+    fn follow(&self, from: u64, to: u64, length: u64) {
+        if length == self.size {
+            let _ = self.at.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether accesses wait where the doorbells are: the program may have something else there by now.
+    fn waits(&self, at: u64) -> bool {
+        let Some(nowhere) = &self.nowhere else { return true };
+        // Page by page: mprotect divides mappings.
+        let mut pages = (at..at.saturating_add(self.size)).step_by(page_size() as usize);
+        pages.all(|page| matches!(self.faults.is_registered(page, page_size(), nowhere.start()), Ok(true)))
+    }
+
+    /// Has the doorbells be what they were. False if they are not where they should be: the program has unmapped them, or is moving
+    /// them right now.
+    fn give_back(&mut self) -> bool {
+        let at = self.at.load(Ordering::Relaxed);
+        while self.waits(at) {
+            let Some(Spare(reservation)) = self.spare.take() else { break };
+            if let Err((reservation, _)) = move_over(reservation, at) {
                 // Short of kernel memory: the program waits with its store until there is some.
                 self.spare = Some(Spare(reservation));
                 thread::sleep(AGAIN);
             }
         }
         // Who waits came to do so before the move, so all of them are woken.
-        let _ = self.faults.wake(self.block.start(), self.block.size());
+        let _ = self.faults.wake(at, self.size);
+        self.spare.is_none()
     }
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        if self.spare.is_some() {
+            self.give_back();
+        }
+    }
+}
+
+/// Takes what the userfaultfd says. Whether somebody waits.
+fn hear(faults: &Userfault, armed: &[Armed]) -> bool {
+    let mut waits = false;
+    for event in faults.events() {
+        match event {
+            Event::Fault => waits = true,
+            Event::Moved { from, to, length } => {
+                armed.iter().for_each(|armed| armed.follow(from, to, length));
+            }
+            Event::Other => {}
+        }
+    }
+    waits
 }
 
 /// Which of the descriptors can be read, or have ended; after the time at the latest, without one for ever.
@@ -172,31 +284,36 @@ pub struct Watcher {
     thread: JoinHandle<()>,
     /// A byte has it begin anew, the end has it end.
     calls: PipeWriter,
+    /// There is a byte: more of them could fill the pipe.
+    called: Arc<AtomicBool>,
 }
 
 impl Watcher {
     /// Starts it. An error where this process may not have it.
-    pub fn start(thunk: &Arc<Thunk>) -> io::Result<Watcher> {
+    pub fn start<W: Watched>(watched: &Arc<W>) -> io::Result<Watcher> {
         let faults = Arc::new(faults()?);
-        let (reader, calls) = io::pipe()?;
-        let weak = Arc::downgrade(thunk);
+        let (reader, writer) = io::pipe()?;
+        let weak = Arc::downgrade(watched);
+        let called = Arc::new(AtomicBool::new(false));
+        let calls = Calls { pipe: reader, called: Arc::clone(&called) };
         let builder = thread::Builder::new().name("doorbells".into()).stack_size(STACK_BYTES);
         // The program's signals are handled by its own threads. The new one inherits this.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let thread = builder.spawn(move || {
             // Without the trap the host goes on looking.
-            if let Err(why) = watch(&weak, &faults, reader) {
+            if let Err(why) = watch(&weak, &faults, calls) {
                 say(Level::Info, || format!("doorbells do not trap any more: {why}"));
             }
         });
         before.thread_set_mask()?;
-        Ok(Watcher { thread: thread?, calls })
+        Ok(Watcher { thread: thread?, calls: writer, called })
     }
 
     /// The doorbells are others now.
     pub fn begin_anew(&mut self) {
-        // A pipe that is full says the same.
-        let _ = self.calls.write(&[0]);
+        if !self.called.swap(true, Ordering::AcqRel) {
+            let _ = self.calls.write(&[0]);
+        }
     }
 
     /// Ends it. No doorbell traps any more.
@@ -207,27 +324,44 @@ impl Watcher {
 }
 
 /// What the watcher does, until the connection is closed or lost.
-fn watch(thunk: &Weak<Thunk>, faults: &Arc<Userfault>, mut calls: PipeReader) -> Result<(), Box<dyn Error>> {
+fn watch<W: Watched>(
+    watched: &Weak<W>,
+    faults: &Arc<Userfault>,
+    mut calls: Calls,
+) -> Result<(), Box<dyn Error>> {
+    // Doorbells that were not where they should have been, until what the program does with them has been told.
+    let mut lost: Vec<Armed> = Vec::new();
     loop {
-        let [called] = readable([calls.as_fd()], Some(LOOK))?;
-        if called && is_over(&mut calls) {
+        let [called, said] = readable([calls.pipe.as_fd(), faults.as_fd()], Some(LOOK))?;
+        if called && calls.are_over() {
             return Ok(());
         }
-        let armed = match thunk.upgrade() {
-            Some(thunk) => arm(&thunk, faults),
+        if said {
+            // Whoever moves such memory stands still until this has been heard.
+            hear(faults, &lost);
+            lost.retain_mut(|armed| !armed.give_back());
+            continue;
+        }
+        lost.clear();
+        let armed = match watched.upgrade() {
+            Some(watched) => arm(&*watched, faults),
             None => return Ok(()),
         };
         match &armed {
             Ok(None) => continue,
-            Ok(Some(_)) => await_ring(faults, &calls),
+            Ok(Some(armed)) => await_ring(faults, &calls, armed),
             Err(_) => {}
         }
-        let armed = armed.map(drop);
+        let armed = armed.map(|armed| {
+            lost.extend(
+                armed.into_iter().flatten().filter_map(|mut armed| (!armed.give_back()).then_some(armed)),
+            );
+        });
         // Whatever the host has understood, it looks from now on.
         loop {
-            let Some(thunk) = thunk.upgrade() else { return Ok(()) };
-            match tell(&thunk.client, false) {
-                Err(error) if thunk.client.is_lost() => return Err(error.into()),
+            let Some(watched) = watched.upgrade() else { return Ok(()) };
+            match tell(watched.client(), false) {
+                Err(error) if watched.client().is_lost() => return Err(error.into()),
                 Err(_) => thread::sleep(AGAIN),
                 Ok(()) => break,
             }
@@ -237,41 +371,61 @@ fn watch(thunk: &Weak<Thunk>, faults: &Arc<Userfault>, mut calls: PipeReader) ->
 }
 
 /// Waits until the program rings or the watcher is called.
-fn await_ring(faults: &Userfault, calls: &PipeReader) {
+fn await_ring(faults: &Userfault, calls: &Calls, armed: &[Armed]) {
     // Without a poll the doorbells must not trap.
-    while let Ok([fault, called]) = readable([faults.as_fd(), calls.as_fd()], None) {
-        if called || (fault && faults.events().contains(&Event::Fault)) {
+    while let Ok([said, called]) = readable([faults.as_fd(), calls.pipe.as_fd()], None) {
+        let waits = said && hear(faults, armed);
+        if called || waits {
             return;
         }
     }
 }
 
 /// Makes the doorbells trap if they are still, and has the host sleep. None where something rings.
-fn arm(thunk: &Thunk, faults: &Arc<Userfault>) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
+fn arm<W: Watched>(watched: &W, faults: &Arc<Userfault>) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
     let request = WaitDoorbellsRequest { timeout_ms: 0, pad: 0 };
-    if thunk.client.wait_call::<WaitDoorbells>(&request, &[], 0)?.0.still == 0 {
+    let client = watched.client();
+    if client.wait_call::<WaitDoorbells>(&request, &[], 0)?.0.still == 0 {
         return Ok(None);
     }
-    // Held until the host knows: it must not sleep while there are doorbells that do not trap. New ones wake it.
-    let slices = thunk.queues.doorbells.lock();
-    let (mut armed, mut rung) = (Vec::with_capacity(slices.len()), slices.is_empty());
-    for slice in slices.values() {
-        let (one, waits) = Armed::new(faults, slice)?;
-        armed.push(one);
-        rung |= waits;
-    }
-    if rung {
-        return Ok(None);
-    }
-    tell(&thunk.client, true)?;
-    Ok(Some(armed))
+    // Within, until the host knows: it must not sleep while there are doorbells that do not trap. New ones wake it.
+    let armed = watched.with_slices(|slices| {
+        let (mut armed, mut rung) = (Vec::with_capacity(slices.len()), false);
+        for slice in &slices {
+            match Armed::new(faults, slice, &armed)? {
+                Some((one, waits)) => {
+                    armed.push(one);
+                    rung |= waits;
+                }
+                // Others than there were a moment ago.
+                None => rung = true,
+            }
+        }
+        if rung {
+            return Ok(None);
+        }
+        tell(client, true)?;
+        Ok(Some(armed))
+    });
+    armed.unwrap_or(Ok(None))
 }
 
 fn tell(client: &Client, armed: bool) -> Result<(), ClientError> {
     client.call::<RingDoorbells>(&RingDoorbellsRequest { armed: armed.into(), pad: 0 }, &[], 0).map(|_| ())
 }
 
-/// Takes what the pipe has. Whether it has ended.
-fn is_over(calls: &mut PipeReader) -> bool {
-    !matches!(calls.read(&mut [0; 64]), Ok(1..))
+/// What the watcher is called by.
+struct Calls {
+    pipe: PipeReader,
+    called: Arc<AtomicBool>,
+}
+
+impl Calls {
+    /// Takes the call. Whether there are no more.
+    fn are_over(&mut self) -> bool {
+        let over = !matches!(self.pipe.read(&mut [0; 64]), Ok(1..));
+        // Whoever has called since the read is served by what comes after this.
+        self.called.store(false, Ordering::Release);
+        over
+    }
 }
