@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use virtio_kfd_images::{Cache, Fetcher, PackageSet, tool};
 use virtio_kfd_tests::rocrtst::{RUNTIME, TESTS};
-use virtio_kfd_tests::{Artifacts, Rocrtst, Under};
+use virtio_kfd_tests::{Artifacts, Rocrtst, SharedVm, Under};
 
 use self::page::About;
 use crate::gtest::output::{self, End, Outcome};
@@ -163,8 +163,9 @@ struct Runner<'a> {
     options: &'a Options,
     rocrtst: Rocrtst,
     limit: Duration,
-    /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
-    stack: Option<Stack>,
+    /// The VM, so that several processes of a test are processes of one guest, and its daemon; new ones are started after a
+    /// test that did not pass, so that none has to do with another.
+    stack: Option<(SharedVm, Stack)>,
     /// Where the tests run and leave their output.
     directory: tempfile::TempDir,
 }
@@ -201,16 +202,18 @@ impl<'a> Runner<'a> {
     }
 
     fn loopback(&mut self, test: &str, limit: Duration) -> Result<Outcome> {
-        let stack = match self.stack.take() {
-            Some(stack) => stack,
-            None => Stack::start(self.artifacts, &self.options.profile, LIFE)?,
+        let (vm, stack) = match self.stack.take() {
+            Some(running) => running,
+            None => {
+                let stack = Stack::start(self.artifacts, &self.options.profile, LIFE)?;
+                (SharedVm::start(self.artifacts, &stack.socket(), stack.directory(), LIFE)?, stack)
+            }
         };
-        let socket = stack.socket();
-        let under = Under::seam(self.artifacts, &socket)?;
+        let under = Under::seam(self.artifacts, vm.socket())?;
         let outcome = self.test(&under, test, "loop-back", limit)?;
         match &outcome {
-            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
-            _ => self.keep(test, "daemon", &stack.report())?,
+            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some((vm, stack)),
+            _ => self.keep(test, "daemon", &format!("{}\n{}", stack.report(), vm.report()))?,
         }
         Ok(outcome)
     }

@@ -49,6 +49,11 @@ impl Stack {
         self.directory.path().join("gpu")
     }
 
+    /// A directory that lives as long as the daemon.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// What the daemon printed last.
     pub fn report(&self) -> String {
         self.daemon.report()

@@ -9,7 +9,8 @@ use virtio_kfd_images::tool;
 use virtio_kfd_tests::artifacts::AGENT_TARGET;
 
 /// The programs and libraries of the host's side, by package.
-const PROGRAMS: &[&str] = &["vhost-user-kfd", "kfd-worker", "kfd-model-preload", "guest-thunk"];
+const PROGRAMS: &[&str] =
+    &["vhost-user-kfd", "kfd-worker", "kfd-model-preload", "guest-thunk", "kfd-loopback-vm"];
 
 /// The guest's KFD-level library. Built together with guest-thunk it would export that crate's C functions as well.
 const SEAM: &[&str] = &["kfd-preload"];

@@ -63,7 +63,8 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          temperatures, is replaced by one that says \"not supported\".\n\
          - Its tests that match `{filter}`, disabled ones among them (`DISABLED_`), each alone.\n\
          - Native: on the model `{profile}`, which is preloaded into the program.\n\
-         - Loop-back: on `libkfd_preload.so`, against `vhost-user-kfd --kfd model:{profile}` and its workers.\n\
+         - Loop-back: on `libkfd_preload.so`, against `vhost-user-kfd --kfd model:{profile}` and its \
+         workers; a test's processes share one VM (`kfd-loopback-vm`).\n\
          - Each test runs in a process and a process group of its own, which is killed at the end, with a limit of \
          {limit} s, on our stack {patience} times as much for a test that ends natively; tests at a time: {jobs}. The daemon is started again after \
          each test that does not pass.\n\n\
