@@ -181,10 +181,11 @@ fn a_dma_buf_is_the_same_memory_in_another_process() {
     let client = stack.client();
     let gpu_id = gpu(&client);
     let request = AllocMemoryRequest { size: SIZE, gpu_id, flags: FLAGS, ..Default::default() };
-    let buffer = client.call::<AllocMemory>(&request, &[], 0).unwrap().0.handle;
-    let kinds = [client.guest_memory(SIZE).unwrap(), client.host_memory(buffer, SIZE).unwrap()];
+    let vram = || client.call::<AllocMemory>(&request, &[], 0).unwrap().0.handle;
+    let kinds = || [client.guest_memory(SIZE).unwrap(), client.host_memory(vram(), SIZE).unwrap()];
+    let untaken = kinds().map(|blob| blob.export().unwrap());
     let mut descriptors = Vec::new();
-    for blob in kinds {
+    for blob in kinds() {
         let dma_buf = blob.export().unwrap();
         // New memory is zero.
         taken(take(&dma_buf, "0", "3"));
@@ -206,6 +207,11 @@ fn a_dma_buf_is_the_same_memory_in_another_process() {
         taken(take(dma_buf, "4", "5"));
         let passed_on = blob.export().unwrap();
         taken(take(&passed_on, "5", "6"));
+    }
+    // What nobody had taken then is gone (docs/limits.md): refused, and no other memory.
+    for dma_buf in &untaken {
+        let gone = take(dma_buf, "0", "0");
+        assert!(!gone.0, "{gone:?}");
     }
     // What is no dma-buf of this VM.
     let file = tempfile::tempfile().unwrap();
