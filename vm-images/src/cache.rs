@@ -23,10 +23,16 @@ impl Cache {
     /// Opens the cache of this user: `$VIRTIO_KFD_CACHE`, or `virtio-kfd` in `$XDG_CACHE_HOME` or `~/.cache`.
     ///
     /// # Errors
-    /// [`Error::NoCacheDirectory`] when no variable says where, [`Error::Io`] when the directory cannot be made.
+    /// [`Error::RelativeCache`] when `$VIRTIO_KFD_CACHE` is not absolute, [`Error::NoCacheDirectory`] when no variable says where, [`Error::Io`] when the directory cannot be made.
     pub fn open() -> Result<Self> {
         let absolute =
             |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        // Of the other two the XDG specification says that a relative one is to be ignored.
+        if let Some(path) =
+            std::env::var_os(CACHE_VARIABLE).map(PathBuf::from).filter(|path| path.is_relative())
+        {
+            return Err(Error::RelativeCache(path));
+        }
         let root = absolute(CACHE_VARIABLE)
             .or_else(|| absolute("XDG_CACHE_HOME").map(|path| path.join("virtio-kfd")))
             .or_else(|| absolute("HOME").map(|path| path.join(".cache/virtio-kfd")))

@@ -76,6 +76,9 @@ pub enum Error {
         /// The cache directory.
         cache: PathBuf,
     },
+    /// `VIRTIO_KFD_CACHE` would be another directory for each program.
+    #[error("VIRTIO_KFD_CACHE={path}: expected an absolute path", path = .0.display())]
+    RelativeCache(PathBuf),
     /// The environment does not say where the cache may live.
     #[error(
         "no cache directory: none of VIRTIO_KFD_CACHE, XDG_CACHE_HOME and HOME is set to an absolute path"

@@ -47,9 +47,32 @@ enum Place {
     Rocm7,
 }
 
+impl Options {
+    /// That nothing is asked for that the place does not do.
+    fn check(&self) -> Result<()> {
+        if !matches!(self.place, Place::Hip | Place::Rocm7) {
+            return Ok(());
+        }
+        let place = clap::ValueEnum::to_possible_value(&self.place);
+        let place = place.as_ref().map_or("", |place| place.get_name());
+        if self.profile != hip::GPU {
+            bail!(
+                "demo {place}: its programs are compiled for {}, not for --profile {}",
+                hip::GPU,
+                self.profile
+            );
+        }
+        if let Some(program) = self.command.first() {
+            bail!("demo {place} runs its own programs, not {program}: use demo vm or demo loopback for that");
+        }
+        Ok(())
+    }
+}
+
 /// Runs the demo; the answer is the exit status of the program.
 pub fn run(options: &Options) -> Result<i32> {
     let begin = Instant::now();
+    options.check()?;
     let workspace = Workspace::find()?;
     tool::require(&["cc", "objcopy", "apt-get", "dpkg-deb"])?;
     let cache = Cache::open()?;
@@ -124,4 +147,25 @@ fn in_loopback(artifacts: &Artifacts, options: &Options, program: &str, argument
         eprintln!("{}", stack.report());
     }
     Ok(status.code().unwrap_or(128))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_place_does_not_do_is_refused() {
+        let options = |place, profile: &str, command: &[&str]| Options {
+            place,
+            profile: profile.to_owned(),
+            verbose: false,
+            command: command.iter().map(|&text| text.to_owned()).collect(),
+        };
+        options(Place::Vm, "gfx942", &["env"]).check().unwrap();
+        options(Place::Hip, hip::GPU, &[]).check().unwrap();
+        let profile = options(Place::Rocm7, "gfx942", &[]).check().unwrap_err().to_string();
+        assert!(profile.contains("demo rocm7") && profile.contains("gfx942"), "{profile}");
+        let command = options(Place::Hip, hip::GPU, &["rocminfo"]).check().unwrap_err().to_string();
+        assert!(command.contains("demo hip") && command.contains("rocminfo"), "{command}");
+    }
 }

@@ -177,6 +177,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     match config.gpu_count {
         0 if !config.gpus.is_empty() => return Err(SupervisorError::NoGpu(config.gpus.join(", "))),
         0 => tracing::warn!("this host has no GPU that KFD drives: the VM gets none"),
+        1 => tracing::info!("the VM gets 1 GPU"),
         count => tracing::info!("the VM gets {count} GPUs"),
     }
     let config = serde_json::to_string(&config)

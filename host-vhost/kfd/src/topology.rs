@@ -55,6 +55,8 @@ pub struct GpuNode {
     pub unique_id: u64,
     /// `num_xcc`: accelerator dies that run a queue together; 1 on kernels that do not tell.
     pub xccs: u32,
+    /// Compute units of all dies (`simd_count` by `simd_per_cu`); 0 where the kernel does not tell.
+    pub cus: u32,
 }
 
 /// Why the topology cannot be read.
@@ -227,6 +229,10 @@ impl Topology {
                 location_id: number("location_id").unwrap_or(0),
                 unique_id: property(properties, "unique_id").unwrap_or(0),
                 xccs: number("num_xcc").unwrap_or(1),
+                cus: number("simd_count")
+                    .unwrap_or(0)
+                    .checked_div(number("simd_per_cu").unwrap_or(0))
+                    .unwrap_or(0),
             });
         }
         Ok(gpus)
@@ -298,6 +304,7 @@ mod tests {
             location_id: 768,
             unique_id: 0x1122_3344_5566_7788,
             xccs: 1,
+            cus: 0,
         };
         assert_eq!(gpus, [gpu]);
     }

@@ -161,6 +161,7 @@ mod tests {
             location_id,
             unique_id,
             xccs: 1,
+            cus: 0,
         };
         vec![
             gpu(1, 128, 90006, 0x0300, 0xabc),

@@ -76,6 +76,16 @@ pub enum StartError {
         /// Its name.
         gpu: String,
     },
+    /// A mask with compute units that there are not.
+    #[error("--cu-mask names unit {unit} of {gpu}, which has {units} (0 to {last})", last = units.saturating_sub(1))]
+    NoSuchCu {
+        /// The GPU's name.
+        gpu: String,
+        /// The largest one that is named.
+        unit: u32,
+        /// How many there are.
+        units: u32,
+    },
     /// More GPUs than the protocol has room for.
     #[error("{found} GPUs are selected, at most {MAX_GPUS} can be given to a VM: use --gpu")]
     TooManyGpus {
@@ -192,6 +202,11 @@ fn cu_masks(all: &[GpuNode], masks: &[CuMask]) -> Result<HashMap<u32, Vec<u32>>,
     for mask in masks {
         let selectors: Vec<String> = mask.gpu.iter().cloned().collect();
         for gpu in select(all, &selectors)? {
+            // The kernel leaves out what is not there, and a queue without a unit would never run.
+            if let Some(unit) = largest(&mask.words).filter(|unit| gpu.cus > 0 && *unit >= gpu.cus) {
+                let name = gfx_name(gpu.gfx_target_version);
+                return Err(StartError::NoSuchCu { gpu: name, unit, units: gpu.cus });
+            }
             // The kernel takes no halves of a work group processor (gfx10 and later; pqm_update_mqd).
             let halves = |word: &u32| (*word ^ (*word >> 1)) & 0x5555_5555 != 0;
             if gpu.gfx_target_version >= 100_000 && mask.words.iter().any(halves) {
@@ -201,6 +216,12 @@ fn cu_masks(all: &[GpuNode], masks: &[CuMask]) -> Result<HashMap<u32, Vec<u32>>,
         }
     }
     Ok(by_gpu)
+}
+
+/// The largest unit of a mask.
+fn largest(words: &[u32]) -> Option<u32> {
+    let (word, bits) = (0u32..).zip(words).filter(|(_, bits)| **bits != 0).last()?;
+    word.checked_mul(u32::BITS)?.checked_add(bits.checked_ilog2()?)
 }
 
 fn open_error(error: KfdError) -> StartError {
@@ -227,6 +248,13 @@ mod tests {
         assert!(halves.contains("gfx1030") && halves.contains("pair"), "{halves}");
         assert!(cu_masks(&all, &[mask(Some("2"), &[0, 0xc000_000c])]).is_ok());
         assert!(cu_masks(&all, &[mask(Some("gfx942"), &[1])]).is_err());
+        // A gfx906 with 60 units.
+        let mi50 = [GpuNode { cus: 60, ..gpu(1, 90006) }];
+        assert!(cu_masks(&mi50, &[mask(None, &[u32::MAX, (1 << 28) - 1])]).is_ok());
+        assert!(cu_masks(&mi50, &[mask(None, &[1, 0, 0])]).is_ok());
+        let sentence = cu_masks(&mi50, &[mask(None, &[1, 1 << 28])]).unwrap_err().to_string();
+        assert_eq!(sentence, "--cu-mask names unit 60 of gfx906, which has 60 (0 to 59)");
+        assert!(cu_masks(&mi50, &[mask(None, &[0, 0, 1])]).unwrap_err().to_string().contains("unit 64"));
     }
 
     #[test]
