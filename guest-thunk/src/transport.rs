@@ -2,6 +2,7 @@
 
 #[cfg(feature = "loopback")]
 pub mod loopback;
+pub mod own;
 #[allow(unsafe_code)] // ioctls and mmap
 pub mod virtgpu;
 

@@ -264,6 +264,58 @@ fn descriptors_and_processes_are_as_natively() {
     assert!(ours.contains("in a child: EBADF\n") && ours.ends_with("= end\n"), "{ours}");
 }
 
+/// A program that uses libc alone, with the kernel's headers.
+fn alone(artifacts: &Artifacts, file: &str) -> Option<CProgram> {
+    match artifacts.packages("rocm-trixie") {
+        Ok(root) => Some(CProgram::compile_alone(&root, &source(file)).unwrap()),
+        Err(error) => {
+            println!("SKIP: package set rocm-trixie: {error:#}");
+            None
+        }
+    }
+}
+
+/// What such a program prints natively on the model, then in loop-back. It counts by itself what the kernel does otherwise.
+fn runs(artifacts: &Artifacts, program: &CProgram, native: &[&str], loopback: &[&str]) -> [String; 2] {
+    let run = |under: &Under<'_>, arguments: &[&str]| {
+        let mut command = program.command(under);
+        command.env_remove("LD_LIBRARY_PATH").args(arguments);
+        text(command, LIMIT)
+    };
+    let natively = run(&Under::model(artifacts, "gfx906").unwrap(), native).unwrap();
+    let daemon = Daemon::start(artifacts, "model:gfx906", &[]).unwrap();
+    let ours = run(&Under::seam(artifacts, daemon.socket()).unwrap(), loopback)
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    for text in [&natively, &ours] {
+        assert!(text.ends_with("= 0 wrong\n"), "{text}");
+    }
+    [natively, ours]
+}
+
+/// Copies of descriptors and their flags, waiting, paths from directories and by /proc, the files of sysfs, closing of everything,
+/// no descriptor left. What is right is in the program, from the kernel's source (kfd_chardev.c, fs/).
+#[test]
+fn every_way_to_the_devices_is_the_kernels() {
+    parts!(artifacts);
+    let Some(program) = alone(&artifacts, "device.c") else { return };
+    let parts = ["copies", "waiting", "paths", "files", "exhausted"];
+    let [natively, ours] = runs(&artifacts, &program, &parts, &parts);
+    assert_eq!(natively, ours);
+    // In loop-back the VM is in the process, and its descriptors with it.
+    let [natively, _] = runs(&artifacts, &program, &[], &["copies"]);
+    assert!(natively.contains("= closing all\n") && natively.contains("= passing on\n"), "{natively}");
+}
+
+/// Forks of all shapes, also beside threads that are in calls, executed programs, short processes, a timer's signals.
+#[test]
+fn processes_and_threads_at_once_are_the_kernels() {
+    parts!(artifacts);
+    let Some(program) = alone(&artifacts, "shapes.c") else { return };
+    let [natively, ours] = runs(&artifacts, &program, &["10"], &["alone"]);
+    assert!(natively.contains("of short processes failed: 0\n"), "{natively}");
+    assert!(ours.contains("of the rounds failed: 0\n"), "{ours}");
+}
+
 /// The launcher gives a program the library, and says so where no library reaches it.
 #[test]
 fn the_launcher_says_what_it_cannot_reach() {

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt;
 
 use guest_thunk::thunk::topology as thunk;
+use guest_thunk::transport::own;
+use kfd_seam::hidden;
 use virtio_kfd_protocol::Apertures;
 
 use super::*;
@@ -41,7 +43,10 @@ impl GuestKfd {
     /// # Errors
     /// See [`StartError`].
     pub fn connect() -> std::result::Result<Self, StartError> {
+        own::keep_by(own::Keeper { opened: hidden::keep, closing: hidden::show });
         let client = Arc::new(Client::connect().map_err(StartError::Connect)?);
+        // Where it fails, each use opens what it reads, and tells of that.
+        let _ = fresh::prepare();
         let (tree, gpus) = topology::read(&client).map_err(StartError::Topology)?;
         let known = |(node, gpu): (u32, &Gpu)| thunk::Gpu {
             node,

@@ -4,13 +4,19 @@
 //! memory, of which no page exists, nobody has used yet, so a blob is mapped over it: it is memory for both from birth,
 //! without a copy. What the application owned before, the thunk gives another address on GPUs, or it has pages:
 //! it is refused, and the runtime copies in stages (docs/limits.md).
-#![allow(unsafe_code, reason = "madvise of memory that was mapped here")]
+#![allow(
+    unsafe_code,
+    reason = "madvise of memory that was mapped here, and a descriptor that is kept elsewhere"
+)]
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 
 use guest_thunk::thunk::adopt::maps::areas;
+use guest_thunk::thunk::adopt::proc::{MAPS, PAGES};
 use kfd_seam::Result;
 use nix::errno::Errno;
 
@@ -50,7 +56,10 @@ pub fn is_fresh(start: u64, size: u64) -> Result<bool> {
 }
 
 fn is_empty(start: u64, end: u64) -> io::Result<bool> {
-    let pagemap = File::open("/proc/self/pagemap")?;
+    let opened = PAGES.open()?;
+    // SAFETY: it is open for as long as `opened` lives, or, closed by the program, another file of which check() tells. It is not closed
+    // here.
+    let pagemap = ManuallyDrop::new(unsafe { File::from_raw_fd(opened.descriptor()) });
     let (mut page, last) = (start / PAGE, end.div_ceil(PAGE));
     let mut bytes = vec![0; usize::try_from(WINDOW).unwrap_or(0).saturating_mul(ENTRY)];
     while page < last {
@@ -66,7 +75,23 @@ fn is_empty(start: u64, end: u64) -> io::Result<bool> {
         }
         page = page.saturating_add(count);
     }
+    opened.check()?;
     Ok(true)
+}
+
+/// Keeps open what is read here, so that memory can be allocated when no descriptor is left.
+///
+/// # Errors
+/// `EMFILE`, or no /proc.
+pub fn prepare() -> io::Result<()> {
+    MAPS.keep()?;
+    PAGES.keep()
+}
+
+/// In a child of fork: it has its parent's.
+pub fn forget() {
+    MAPS.forget();
+    PAGES.forget();
 }
 
 /// Keeps a range out of forked children: the thunk said so of what was there before.

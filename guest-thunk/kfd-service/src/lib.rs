@@ -161,5 +161,6 @@ impl KfdService for GuestKfd {
 
     fn forked(&self) {
         self.client.abandon();
+        fresh::forget();
     }
 }

@@ -27,7 +27,7 @@ pub mod maps;
 mod pages;
 mod patience;
 mod plan;
-mod proc;
+pub mod proc;
 mod rseq;
 mod signals;
 mod stop;

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::transport::own;
+
 /// Numbers and layouts of linux/userfaultfd.h.
 mod abi {
     pub const UFFD_API: u64 = 0xaa;
@@ -124,7 +126,7 @@ impl Userfault {
             let made = unsafe { libc::ioctl(device.as_raw_fd(), abi::USERFAULTFD_IOC_NEW, flags) };
             if made >= 0 {
                 // SAFETY: the ioctl has made a descriptor that nobody else owns.
-                return Userfault(unsafe { OwnedFd::from_raw_fd(made) }).begin(features);
+                return Userfault(own::opened(unsafe { OwnedFd::from_raw_fd(made) })).begin(features);
             }
         }
         Self::call(flags)?.begin(features)
@@ -140,7 +142,7 @@ impl Userfault {
         let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         match i32::try_from(made) {
             // SAFETY: the call has made a descriptor that nobody else owns.
-            Ok(fd) if fd >= 0 => Ok(Userfault(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Ok(fd) if fd >= 0 => Ok(Userfault(own::opened(unsafe { OwnedFd::from_raw_fd(fd) }))),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -247,6 +249,12 @@ impl Userfault {
 fn is_fault(message: &[u8; abi::MESSAGE]) -> bool {
     let [event, ..] = message;
     *event == abi::EVENT_PAGEFAULT
+}
+
+impl Drop for Userfault {
+    fn drop(&mut self) {
+        own::closing(self.0.as_raw_fd());
+    }
 }
 
 impl AsFd for Userfault {

@@ -3,6 +3,7 @@
 //! An open file of the node is a context. A frame is one EXECBUFFER with a fence; blobs are GEM objects.
 
 mod blob;
+mod fence;
 mod ioctl;
 mod pool;
 mod scan;
@@ -10,25 +11,24 @@ mod scan;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kfd_abi::virtgpu::{
-    self as abi, ContextInit, ContextSetParam, Execbuffer, VIRTGPU_BLOB_FLAG_USE_MAPPABLE,
-    VIRTGPU_BLOB_MEM_GUEST, VIRTGPU_BLOB_MEM_HOST3D, VIRTGPU_EXECBUF_FENCE_FD_OUT, VIRTGPU_EXECBUF_RING_IDX,
+    self as abi, ContextInit, ContextSetParam, VIRTGPU_BLOB_FLAG_USE_MAPPABLE, VIRTGPU_BLOB_MEM_GUEST,
+    VIRTGPU_BLOB_MEM_HOST3D,
 };
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use virtio_kfd_protocol::version::CAPSET_ID;
 use virtio_kfd_protocol::{Capset, Features, limits};
 
 use self::blob::GemBlob;
+use self::fence::Fences;
 use self::ioctl::ioctl;
 use self::pool::Mount;
-use super::{Blob, Result, Transport, TransportError};
+use super::{Blob, Result, Transport, TransportError, own};
 
 pub use self::scan::DRI_DIRECTORY;
 
@@ -36,6 +36,7 @@ pub use self::scan::DRI_DIRECTORY;
 pub struct VirtGpu {
     device: Arc<Device>,
     capset: Capset,
+    fences: Fences,
     mount: OnceLock<Option<Mount>>,
 }
 
@@ -51,7 +52,7 @@ struct Device {
 impl Device {
     fn new(file: File) -> Self {
         Device {
-            fd: AtomicI32::new(OwnedFd::from(file).into_raw_fd()),
+            fd: AtomicI32::new(own::opened(OwnedFd::from(file)).into_raw_fd()),
             owner: std::process::id(),
             handles: Mutex::default(),
         }
@@ -85,6 +86,7 @@ impl Device {
     fn close(&self) {
         let raw = self.fd.swap(-1, Ordering::Relaxed);
         if raw >= 0 {
+            own::closing(raw);
             // SAFETY: the descriptor came from an OwnedFd, and the swap gives it to exactly one caller.
             drop(unsafe { OwnedFd::from_raw_fd(raw) });
         }
@@ -142,7 +144,8 @@ impl VirtGpu {
         if !offer.host_visible {
             capset.features &= !Features::HOST_BLOBS.bits();
         }
-        Ok(VirtGpu { device: Arc::new(Device::new(file)), capset, mount: OnceLock::new() })
+        let fences = Fences::new(file.as_fd());
+        Ok(VirtGpu { device: Arc::new(Device::new(file)), capset, fences, mount: OnceLock::new() })
     }
 }
 
@@ -152,33 +155,8 @@ impl Transport for VirtGpu {
     }
 
     fn submit_and_wait(&self, ring: u8, frame: &[u8], limit: Duration) -> Result<()> {
-        let fd = self.device.fd()?;
-        let size =
-            u32::try_from(frame.len()).map_err(|_| TransportError::NotSupported("a frame of 4 GiB"))?;
-        let mut exec = Execbuffer {
-            flags: VIRTGPU_EXECBUF_RING_IDX | VIRTGPU_EXECBUF_FENCE_FD_OUT,
-            size,
-            command: frame.as_ptr().expose_provenance() as u64,
-            fence_fd: -1,
-            ring_idx: ring.into(),
-            ..Default::default()
-        };
-        // SAFETY: command points to size bytes that the kernel copies before it returns; all other pointers are
-        // null with a count of 0.
-        let sent = unsafe { ioctl(fd, abi::request::EXECBUFFER, &mut exec) };
-        if let Err(error) = sent {
-            let transient = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE));
-            let detail = format!("{size} bytes on ring {ring}");
-            let call = "DRM_IOCTL_VIRTGPU_EXECBUFFER";
-            return Err(match transient {
-                // The kernel ran out of memory or descriptors before it sent anything.
-                true => TransportError::System { call, detail, error },
-                false => TransportError::Lost(format!("{call} ({detail}): {error}")),
-            });
-        }
-        // SAFETY: with FENCE_FD_OUT a successful EXECBUFFER has installed a new descriptor that nothing else owns.
-        let fence = unsafe { OwnedFd::from_raw_fd(exec.fence_fd) };
-        wait(fence.as_fd(), limit)
+        self.device.fd()?;
+        self.fences.submit_and_wait(&self.device, ring, frame, limit)
     }
 
     fn guest_blob(&self, size: u64) -> Result<Box<dyn Blob>> {
@@ -225,30 +203,6 @@ impl Transport for VirtGpu {
 fn available(meminfo: &str) -> Option<u64> {
     let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     kib.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Waits for a fence.
-fn wait(fence: BorrowedFd<'_>, limit: Duration) -> Result<()> {
-    let deadline = Instant::now().checked_add(limit);
-    loop {
-        let timeout = deadline
-            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
-            .map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
-        match poll(&mut [PollFd::new(fence, PollFlags::POLLIN)], timeout) {
-            Ok(0) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
-            Ok(0) => {
-                return Err(TransportError::Lost(format!(
-                    "fence {} did not complete in {} s",
-                    fence.as_raw_fd(),
-                    limit.as_secs()
-                )));
-            }
-            Ok(_) => return Ok(()),
-            Err(Errno::EINTR) => {}
-            // The frame is under way, so that the connection cannot be used further.
-            Err(errno) => return Err(TransportError::Lost(format!("poll of a fence: {errno}"))),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -56,13 +56,19 @@ pub struct Arena {
     windows: Windows,
 }
 
+impl Drop for Arena {
+    fn drop(&mut self) {
+        kfd_seam::hidden::show(self.file.as_raw_fd());
+    }
+}
+
 impl Arena {
     /// Makes an arena for `capacity` bytes. Pages cost memory only when they are touched.
     ///
     /// # Errors
     /// What `memfd_create` and `ftruncate` answer.
     pub fn new(name: &str, capacity: u64) -> Result<Self> {
-        let descriptor = memfd_create(name, MFdFlags::MFD_CLOEXEC)?;
+        let descriptor = kfd_seam::hidden::keep(memfd_create(name, MFdFlags::MFD_CLOEXEC)?);
         let end = FIRST_OFFSET.checked_add(capacity).filter(|end| *end <= NOTES).ok_or(Errno::ENOMEM)?;
         let file = File::from(descriptor);
         file.set_len(note_at(end).ok_or(Errno::ENOMEM)?).map_err(|error| errno(&error))?;

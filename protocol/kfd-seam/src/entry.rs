@@ -14,6 +14,7 @@
 pub mod descriptor;
 pub mod device;
 pub mod directory;
+pub mod listing;
 pub mod open;
 pub mod shared;
 pub mod stat;
@@ -27,6 +28,7 @@ use nix::errno::Errno;
 
 use crate::files::{self, Kind, OpenFile};
 use crate::instance::{Bypass, Instance, Preload};
+use crate::links;
 use crate::path::{Resolved, is_near};
 use crate::service::Entry;
 use crate::table::Held;
@@ -64,19 +66,43 @@ impl Route {
         // SAFETY: the caller says so.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
         if path.first() == Some(&b'/') {
-            if !is_near(preload.prefixes, path) {
-                return Self::Real;
-            }
-            return Self::resolve(preload, path, follow, false);
+            return match links::descriptor(path) {
+                Some((fd, rest)) => Self::through(preload, path, fd, rest, follow),
+                None if is_near(preload.prefixes, path) => Self::resolve(preload, path, follow, false),
+                None => Self::Real,
+            };
         }
-        if directory < 0 || path.is_empty() {
+        if path.is_empty() {
             return Self::Real;
         }
-        let Some(held) = files::get(directory) else { return Self::Real };
-        let Kind::Place(start) = &held.kind else { return Self::Real };
-        let mut whole = start.as_os_str().as_bytes().to_vec();
-        whole.push(b'/');
-        whole.extend(path);
+        match files::get(directory) {
+            Some(held) if matches!(held.kind, Kind::Place) => {
+                let mut whole = held.path.as_os_str().as_bytes().to_vec();
+                whole.push(b'/');
+                whole.extend(path);
+                Self::resolve(preload, &whole, follow, true)
+            }
+            Some(_) => Self::Missing(Errno::ENOTDIR),
+            None if links::may_lead(preload.prefixes, path) => {
+                match links::from_directory(preload.prefixes, directory, path) {
+                    Some(whole) => Self::resolve(preload, &whole, follow, false),
+                    None => Self::Real,
+                }
+            }
+            None => Self::Real,
+        }
+    }
+
+    /// For `path`, which names the descriptor `fd` by a link of `/proc` and `rest` behind it.
+    fn through(preload: &Preload, path: &[u8], fd: c_int, rest: &[u8], follow: bool) -> Self {
+        let Some(held) = files::get(fd) else { return Self::Real };
+        if !follow && rest.is_empty() {
+            // The link itself.
+            let entry = Entry::Symlink(held.path.as_os_str().to_owned());
+            return Self::Ours { path: PathBuf::from(std::ffi::OsStr::from_bytes(path)), entry };
+        }
+        let mut whole = held.path.as_os_str().as_bytes().to_vec();
+        whole.extend(rest);
         Self::resolve(preload, &whole, follow, true)
     }
 

@@ -21,7 +21,7 @@ macro_rules! preload {
         #[allow(unsafe_code, missing_docs)]
         mod kfd_seam_exports {
             use super::KFD_SEAM_PRELOAD as PRELOAD;
-            use $crate::entry::{descriptor, device, directory, loaded, open, shared, stat, stream};
+            use $crate::entry::{descriptor, device, directory, listing, loaded, open, shared, stat, stream};
             use $crate::export::c::*;
 
             /// Run by the dynamic linker when the library is loaded.
@@ -65,6 +65,7 @@ macro_rules! preload {
                 statx => stat::statx(directory: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut struct_statx) -> c_int;
                 access => stat::access(path: *const c_char, mode: c_int) -> c_int;
                 faccessat => stat::faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int;
+                euidaccess, eaccess => stat::euidaccess(path: *const c_char, mode: c_int) -> c_int;
                 readlink => stat::readlink(path: *const c_char, to: *mut c_char, size: usize) -> isize;
                 readlinkat => stat::readlinkat(directory: c_int, path: *const c_char, to: *mut c_char, size: usize) -> isize;
                 __readlink_chk => stat::readlink_chk(path: *const c_char, to: *mut c_char, size: usize, room: usize) -> isize;
@@ -86,6 +87,9 @@ macro_rules! preload {
                 seekdir => directory::seekdir(directory: *mut DIR, position: c_long) -> ();
                 dirfd => directory::dirfd(directory: *mut DIR) -> c_int;
                 closedir => directory::closedir(directory: *mut DIR) -> c_int;
+
+                scandir, scandir64 => listing::scandir(path: *const c_char, list: *mut *mut *mut dirent, filter: listing::Filter, compare: listing::Compare) -> c_int;
+                glob, glob64 => listing::glob(pattern: *const c_char, flags: c_int, on_error: listing::OnError, found: *mut listing::Glob) -> c_int;
 
                 fopen, fopen64 => stream::fopen(path: *const c_char, mode: *const c_char) -> *mut FILE;
                 popen => stream::popen(command: *const c_char, mode: *const c_char) -> *mut FILE;

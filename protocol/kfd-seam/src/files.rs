@@ -21,19 +21,24 @@ pub struct OpenFile {
     pub attributes: Attributes,
     /// What it is.
     pub kind: Kind,
+    /// `O_RDONLY`, `O_WRONLY` or `O_RDWR`, or `O_PATH`'s own 0, as `F_GETFL` shows it.
+    pub access: i32,
+    /// Where it was opened: resolved, absolute.
+    pub path: PathBuf,
     /// Device and inode number of the kernel's file behind the descriptor. A descriptor can be closed and its
     /// number given out again without a call of this library (`fclose`, a raw system call); then these
     /// differ, and the number is no longer the service's.
     identity: (u64, u64),
 }
 
-/// The kinds of open files that the front end remembers. Files with content are not among them: they are
-/// ordinary files of the kernel once they are open.
+/// The kinds of open files.
 pub enum Kind {
+    /// A file with content: an ordinary one of the kernel, but for what `stat` says.
+    Content,
     /// A device file.
     Device(DeviceFile),
     /// A directory, or anything opened with `O_PATH`: paths can begin here.
-    Place(PathBuf),
+    Place,
 }
 
 /// An open file description of the service, released when the last descriptor is gone and no call is in
@@ -73,10 +78,19 @@ pub fn get(fd: RawFd) -> Option<Held<OpenFile>> {
     None
 }
 
-/// Takes over `descriptor` as `kind` and returns its number.
-pub fn insert(descriptor: OwnedFd, attributes: Attributes, kind: Kind) -> Result<RawFd> {
+/// Takes over `descriptor` as `kind`, opened at `path` with `flags`, and returns its number.
+pub fn insert(
+    descriptor: OwnedFd,
+    attributes: Attributes,
+    kind: Kind,
+    path: &std::path::Path,
+    flags: i32,
+) -> Result<RawFd> {
     let identity = identity(descriptor.as_raw_fd()).ok_or(Errno::EBADF)?;
-    let held = FILES.hold(OpenFile { attributes, kind, identity });
+    // O_PATH leaves no access.
+    let access = if flags & libc::O_PATH == 0 { flags & libc::O_ACCMODE } else { 0 };
+    let path = path.to_owned();
+    let held = FILES.hold(OpenFile { attributes, kind, access, path, identity });
     let fd = std::os::fd::IntoRawFd::into_raw_fd(descriptor);
     drop(FILES.set(fd, held));
     Ok(fd)

@@ -176,6 +176,7 @@ unsafe extern "C" fn forked() {
     OWNER.store(own_pid(), Ordering::Release);
     let parents = CURRENT.swap(ptr::null_mut(), Ordering::AcqRel);
     MAKING.store(false, Ordering::Release);
+    crate::hidden::forget();
     // SAFETY: the pointer is null or came from `Box::leak`, and nothing frees it.
     if let Some(parents) = unsafe { parents.as_ref() } {
         // A panic becomes an error that nobody can be told about.

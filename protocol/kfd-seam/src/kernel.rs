@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use nix::errno::Errno;
 
+use crate::entry::listing::{Compare, Filter, Glob, OnError};
+
 /// A raw system call with the program's arguments: returns -1 and sets `errno` on failure, as libc's
 /// function does.
 macro_rules! kernel {
@@ -154,6 +156,10 @@ next! {
     fn dirfd(directory: *mut libc::DIR) -> c_int, else -1;
     /// Closes a directory stream.
     fn closedir(directory: *mut libc::DIR) -> c_int, else -1;
+    /// The entries of a directory.
+    fn scandir64(path: *const c_char, list: *mut *mut *mut libc::dirent64, filter: Filter, compare: Compare) -> c_int, else -1;
+    /// The paths of a pattern.
+    fn glob64(pattern: *const c_char, flags: c_int, on_error: OnError, found: *mut Glob) -> c_int, else libc::GLOB_NOSPACE;
     /// Resolves links.
     fn realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, else ptr::null_mut();
     /// `access` with flags, which the kernel's older call does not have.

@@ -3,19 +3,20 @@
 //!
 //! A `cdylib` crate becomes a preload library with [`preload!`]; programs then run on the service by
 //! `LD_PRELOAD` alone. What a preload library cannot reach: static and setuid programs, raw system calls,
-//! calls inside libc (`scandir`, `fts`, `glob`), libraries loaded with `RTLD_DEEPBIND`.
+//! calls inside libc (`fts`, `nftw`), libraries loaded with `RTLD_DEEPBIND`.
 //!
 //! What differs from the kernel's device nodes:
-//! - `read`, `write`, `lseek` and `poll` act on the descriptor that the service gave. `poll` says ready at once on a
+//! - `read`, `write` and `poll` act on the descriptor that the service gave. `poll` says ready at once on a
 //!   memfd, as the kernel does for a file without a poll operation, which `/dev/kfd` is.
-//! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device. Shared memory
-//!   ([`Preload::shared`]) is known wherever a library like this one is under the program.
+//! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device: requests of amdkfd and DRM answer
+//!   `EBADF`. Shared memory ([`Preload::shared`]) is known wherever a library like this one is under the program.
 //! - In a forked child every device file of the parent answers `EBADF`: amdkfd does so, a render node would not.
 //!   Between `vfork` and `exec` no device can be opened (`EOPNOTSUPP`).
 //! - Files have the size of their content, where sysfs says 4096, and times of 0.
-//! - A path is the service's when it is absolute or begins at a directory that was opened here; the working
-//!   directory cannot be one of the service's. A link of the real file system that leads to the service's
-//!   paths is not followed to them.
+//! - A path is the service's when it is absolute, begins at a directory that was opened here, or leads there from a directory above;
+//!   the working directory cannot be one of the service's. A link of the real file system that leads to the service's
+//!   paths is not followed to them, but for those of `/proc` to the process's own descriptors.
+//! - What the service holds open has numbers that the program did not ask for ([`hidden`]).
 //! - A signal handler that interrupts a call of the service and names one of its paths reaches the real system.
 //!
 //! With `VIRTIO_KFD_SEAM_TRACE` in the environment, each open, ioctl and mmap that was served is told on the
@@ -30,8 +31,10 @@ pub mod entry;
 #[doc(hidden)]
 pub mod export;
 mod files;
+pub mod hidden;
 mod instance;
 mod kernel;
+mod links;
 pub mod memory;
 mod path;
 pub mod service;

@@ -30,7 +30,7 @@ pub fn is_near(prefixes: &[&str], path: &[u8]) -> bool {
 
 /// Whether the path begins with the same component as one of `prefixes`, or can come to by `..`. Most paths do
 /// not, and end here, without the buffer on a signal handler's stack.
-fn may_be_near(prefixes: &[&str], path: &[u8]) -> bool {
+pub fn may_be_near(prefixes: &[&str], path: &[u8]) -> bool {
     let mut components = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     let Some(first) = components.next() else { return false };
     let starts = |prefix: &&str| {

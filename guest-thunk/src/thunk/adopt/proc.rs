@@ -9,11 +9,15 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use crate::transport::own;
 
 /// The process's mappings.
 pub static MAPS: Kept = Kept::new("/proc/self/maps");
+/// Which of its pages are there.
+pub static PAGES: Kept = Kept::new("/proc/self/pagemap");
 /// The directory of its threads.
 pub static TASKS: Kept = Kept::new("/proc/self/task");
 
@@ -36,7 +40,8 @@ pub struct Known {
 impl Known {
     fn of(file: File) -> io::Result<Known> {
         let identity = identity(file.as_raw_fd())?;
-        Ok(Known { descriptor: file.into_raw_fd(), identity, process: std::process::id() })
+        let descriptor = own::opened(OwnedFd::from(file)).into_raw_fd();
+        Ok(Known { descriptor, identity, process: std::process::id() })
     }
 
     fn is_open(&self) -> bool {
@@ -106,6 +111,7 @@ impl Kept {
             && let Some(known) = known.take()
             && known.is_open()
         {
+            own::closing(known.descriptor);
             // SAFETY: it is the descriptor that was opened here, and nobody uses it in this process.
             unsafe { libc::close(known.descriptor) };
         }

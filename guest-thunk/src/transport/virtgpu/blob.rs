@@ -64,6 +64,11 @@ impl GemBlob {
         })
     }
 
+    /// Its GEM handle.
+    pub(super) fn handle(&self) -> u32 {
+        self.handle
+    }
+
     /// Takes what is behind a dma-buf. The kernel attaches it to this context.
     pub(super) fn import(device: &Arc<Device>, dma_buf: BorrowedFd<'_>) -> Result<GemBlob> {
         let failed = |call, error| TransportError::System { call, detail: "a dma-buf".into(), error };

@@ -3,8 +3,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use nix::errno::Errno;
+
 use crate::files;
-use crate::instance::Preload;
+use crate::hidden;
+use crate::instance::{Bypass, Preload, owns_tables};
 use crate::kernel::{SavedErrno, kernel, next_fcntl};
 
 /// `close(2)`.
@@ -13,6 +16,9 @@ use crate::kernel::{SavedErrno, kernel, next_fcntl};
 /// As `close`.
 pub unsafe fn close(_: &Preload, fd: c_int) -> c_int {
     let saved = SavedErrno::now();
+    if is_kept(fd) {
+        return saved.finish(Err(Errno::EBADF), -1);
+    }
     // First the table: once the kernel has closed it, another thread may be given the number.
     let held = files::forget(fd);
     let result = kernel!(SYS_close, fd) as c_int;
@@ -34,8 +40,22 @@ pub unsafe fn close_range(_: &Preload, first: c_uint, last: c_uint, flags: c_int
     if closes {
         files::forget_range(first, last);
     }
-    let result = kernel!(SYS_close_range, first, last, flags) as c_int;
-    if result == 0 { saved.finish(Ok(result), -1) } else { result }
+    if !closes || Bypass::is_active() || !owns_tables() {
+        let result = kernel!(SYS_close_range, first, last, flags) as c_int;
+        return if result == 0 { saved.finish(Ok(result), -1) } else { result };
+    }
+    for (first, last) in hidden::between(first, last) {
+        let result = kernel!(SYS_close_range, first, last, flags) as c_int;
+        if result != 0 {
+            return result;
+        }
+    }
+    saved.finish(Ok(0), -1)
+}
+
+/// Whether `fd` is the service's own, and to be kept from the program.
+fn is_kept(fd: c_int) -> bool {
+    hidden::is_hidden(fd) && !Bypass::is_active() && owns_tables()
 }
 
 /// `linux/close_range.h`
@@ -83,6 +103,9 @@ pub unsafe fn dup3(_: &Preload, fd: c_int, copy: c_int, flags: c_int) -> c_int {
     if fd == copy {
         return kernel!(SYS_dup3, fd, copy, flags) as c_int;
     }
+    if is_kept(copy) {
+        return saved.finish(Err(Errno::EBUSY), -1);
+    }
     let replaced = files::forget(copy);
     let result = kernel!(SYS_dup3, fd, copy, flags) as c_int;
     if result < 0 {
@@ -102,6 +125,14 @@ pub unsafe fn fcntl(_: &Preload, fd: c_int, command: c_int, argument: *mut c_voi
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let saved = SavedErrno::now();
             copied(saved, fd, kernel!(SYS_fcntl, fd, command, argument) as c_int)
+        }
+        libc::F_GETFL => {
+            // SAFETY: the caller says so.
+            let flags = unsafe { next_fcntl(fd, command, argument) };
+            match files::get(fd).filter(|_| flags >= 0) {
+                Some(held) => flags & !libc::O_ACCMODE | held.access,
+                None => flags,
+            }
         }
         // SAFETY: the caller says so.
         _ => unsafe { next_fcntl(fd, command, argument) },

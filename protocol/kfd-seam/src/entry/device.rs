@@ -8,8 +8,9 @@ use nix::errno::Errno;
 
 use super::shared;
 use crate::files::{self, DeviceFile, Kind, OpenFile};
-use crate::instance::Preload;
+use crate::instance::{Bypass, Preload};
 use crate::kernel::{SavedErrno, kernel};
+use crate::links;
 use crate::service::{MapRequest, Result, UserPtr};
 use crate::table::Held;
 use crate::trace;
@@ -38,9 +39,37 @@ pub unsafe fn ioctl(_: &Preload, fd: c_int, request: c_ulong, argument: *mut c_v
             trace::ioctl(fd, number, &result);
             saved.finish(result, -1)
         }
-        _ => kernel!(SYS_ioctl, fd, request, argument) as c_int,
+        _ => {
+            let result = kernel!(SYS_ioctl, fd, request, argument) as c_int;
+            if result < 0 && Errno::last() == Errno::ENOTTY && is_passed_on(fd, number) {
+                Errno::EBADF.set();
+            }
+            result
+        }
     }
 }
+
+/// Whether `fd`, which is nothing of this process's service, stands for a device file of another process: it came by `exec` or
+/// `SCM_RIGHTS`. amdkfd answers `EBADF` then.
+fn is_passed_on(fd: RawFd, request: u32) -> bool {
+    if Bypass::is_active() || !matches!((request >> 8) as u8, KFD | DRM) {
+        return false;
+    }
+    links::name_of(fd, |name| MEMORY_FILES.contains(&name))
+}
+
+/// The type of amdkfd's requests (`AMDKFD_IOCTL_BASE`).
+const KFD: u8 = b'K';
+
+/// The type of DRM's requests (`DRM_IOCTL_BASE`).
+const DRM: u8 = b'd';
+
+/// What `/proc` says of the memory files by which services show their devices.
+const MEMORY_FILES: [&[u8]; 3] =
+    [b"/memfd:virtio-kfd (deleted)", b"/memfd:kfd (deleted)", b"/memfd:amdgpu (deleted)"];
+
+/// Bytes of the smallest page of x86-64.
+const PAGE: u64 = 4096;
 
 /// `mmap(2)`.
 ///
@@ -79,6 +108,10 @@ pub unsafe fn mmap(
         flags,
     };
     let result = live(&held).and_then(|device| {
+        // What the kernel looks at before a driver sees the call (`sys_mmap`, `do_mmap()`).
+        if !request.offset.is_multiple_of(PAGE) || request.length == 0 {
+            return Err(Errno::EINVAL);
+        }
         let served = device.instance.call(|service| service.map(device.file, &request, address as u64))?;
         if let Some(address) = served {
             return Ok(address as *mut c_void);

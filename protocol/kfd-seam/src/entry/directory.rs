@@ -170,10 +170,10 @@ fn stream(preload: &Preload, fd: c_int) -> Result<*mut libc::DIR> {
 /// Path and names of the directory that `fd` is open on, and the real directory when that shows through.
 fn contents(preload: &Preload, fd: c_int) -> Result<(PathBuf, Vec<DirEntry>, Option<BorrowedFd<'static>>)> {
     let held = files::get(fd).ok_or(Errno::EBADF)?;
-    let Kind::Place(path) = &held.kind else { return Err(Errno::ENOTDIR) };
+    let Kind::Place = &held.kind else { return Err(Errno::ENOTDIR) };
     let resolved = Instance::get(preload).resolve(
         preload,
-        std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()),
+        std::os::unix::ffi::OsStrExt::as_bytes(held.path.as_os_str()),
         true,
     );
     match resolved {

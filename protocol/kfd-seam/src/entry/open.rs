@@ -6,12 +6,13 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use nix::errno::Errno;
+use rustix::fs::OFlags;
 
 use super::{Route, real_or};
 use crate::attributes::Attributes;
 use crate::files::{self, DeviceFile, Kind};
 use crate::instance::{Instance, Preload, owns_tables};
-use crate::kernel::{SavedErrno, kernel};
+use crate::kernel::{SavedErrno, errno, kernel};
 use crate::service::{Entry, Result};
 use crate::trace;
 
@@ -112,9 +113,11 @@ fn serve_entry(preload: &Preload, path: &Path, entry: Entry, flags: c_int) -> Re
         Entry::File(_) if writes || flags & libc::O_TRUNC != 0 => Err(Errno::EACCES),
         Entry::File(content) => {
             let descriptor = files::content_file(&content, flags & libc::O_CLOEXEC != 0)?;
-            let fd = std::os::fd::IntoRawFd::into_raw_fd(descriptor);
-            files::given_out(fd);
-            Ok(fd)
+            if !owns_tables() {
+                return Ok(std::os::fd::IntoRawFd::into_raw_fd(descriptor));
+            }
+            let entry = Entry::File(content);
+            files::insert(descriptor, Attributes::of(path, &entry), Kind::Content, path, flags)
         }
         Entry::Device { id, .. } => {
             // A child of vfork shares the parent's tables and has descriptors of its own.
@@ -125,7 +128,10 @@ fn serve_entry(preload: &Preload, path: &Path, entry: Entry, flags: c_int) -> Re
             let opened = instance.call(|service| service.open(id, flags))?;
             let device = DeviceFile { instance, file: opened.file };
             files::set_cloexec(&opened.descriptor, flags & libc::O_CLOEXEC != 0)?;
-            files::insert(opened.descriptor, Attributes::of(path, &entry), Kind::Device(device))
+            if flags & libc::O_NONBLOCK != 0 {
+                rustix::fs::fcntl_setfl(&opened.descriptor, OFlags::NONBLOCK).map_err(errno)?;
+            }
+            files::insert(opened.descriptor, Attributes::of(path, &entry), Kind::Device(device), path, flags)
         }
     }
 }
@@ -137,5 +143,5 @@ fn open_place(path: &Path, entry: &Entry, flags: c_int) -> Result<RawFd> {
     }
     let real = matches!(entry, Entry::Directory { merge: true, .. });
     let descriptor = files::place_file(path, real, flags & libc::O_CLOEXEC != 0)?;
-    files::insert(descriptor, Attributes::of(path, entry), Kind::Place(path.to_owned()))
+    files::insert(descriptor, Attributes::of(path, entry), Kind::Place, path, flags)
 }

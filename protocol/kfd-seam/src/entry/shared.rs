@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use nix::errno::Errno;
 
-use crate::files;
+use crate::files::{self, Kind};
 use crate::instance::{Bypass, Preload};
 use crate::kernel::{SavedErrno, borrow, kernel};
 use crate::service::{Result, SharedMemory};
@@ -39,7 +39,12 @@ impl SharedMemory {
 /// As `lseek`.
 pub unsafe fn lseek(preload: &Preload, fd: c_int, offset: i64, whence: c_int) -> i64 {
     let saved = SavedErrno::now();
-    let shared = if files::get(fd).is_some() { None } else { find(preload, fd) };
+    let held = files::get(fd);
+    if held.as_ref().is_some_and(|held| matches!(held.kind, Kind::Device(_))) {
+        // Neither amdkfd nor amdgpu has a position (`vfs_llseek()`).
+        return saved.finish(Err(Errno::ESPIPE), -1);
+    }
+    let shared = if held.is_some() { None } else { find(preload, fd) };
     let Some(shared) = shared else {
         // What was asked on the way left its errno.
         let result = kernel!(SYS_lseek, fd, offset, whence);

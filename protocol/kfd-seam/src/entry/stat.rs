@@ -192,6 +192,15 @@ pub unsafe fn access(preload: &Preload, path: *const c_char, mode: c_int) -> c_i
     unsafe { faccessat(preload, libc::AT_FDCWD, path, mode, 0) }
 }
 
+/// `euidaccess(3)`.
+///
+/// # Safety
+/// As [`faccessat`].
+pub unsafe fn euidaccess(preload: &Preload, path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller says so.
+    unsafe { faccessat(preload, libc::AT_FDCWD, path, mode, libc::AT_EACCESS) }
+}
+
 /// `readlinkat(2)`.
 ///
 /// # Safety
