@@ -16,6 +16,7 @@ use std::error::Error;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -154,6 +155,68 @@ impl Spare {
     }
 }
 
+/// A thread that moves empty pages over doorbells: the kernel holds it until what it says of the move has been read. There is one
+/// for the watcher's whole life, since each thread that begins may have the C library reserve addresses for it.
+struct Mover {
+    orders: Option<Sender<Order>>,
+    done: Receiver<io::Result<bool>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Empty pages, and what they are to be moved over.
+struct Order {
+    empty: Reservation,
+    slice: Arc<dyn Slice>,
+}
+
+impl Order {
+    /// False if the program has unmapped the doorbells.
+    fn carry_out(self) -> io::Result<bool> {
+        // The kernel knows no move that depends on what is there, so the look comes last.
+        if self.slice.is_there() == Some(false) {
+            return Ok(false);
+        }
+        let to = self.slice.start();
+        move_over(self.empty, to).map(|()| true).map_err(|(_, error)| error)
+    }
+}
+
+impl Mover {
+    fn start() -> io::Result<Mover> {
+        let (orders, received) = channel::<Order>();
+        let (sender, done) = channel();
+        let builder = thread::Builder::new().name("doorbell-moves".into()).stack_size(STACK_BYTES);
+        let thread = builder.spawn(move || {
+            while let Ok(order) = received.recv()
+                && sender.send(order.carry_out()).is_ok()
+            {}
+        })?;
+        Ok(Mover { orders: Some(orders), done, thread: Some(thread) })
+    }
+
+    /// Moves, while `meanwhile` is called again and again to read what the kernel says.
+    fn carry_out(&self, order: Order, mut meanwhile: impl FnMut()) -> io::Result<bool> {
+        let ended = || io::Error::other("the thread that moves pages has ended");
+        self.orders.as_ref().and_then(|orders| orders.send(order).ok()).ok_or_else(ended)?;
+        loop {
+            match self.done.try_recv() {
+                Ok(moved) => return moved,
+                Err(TryRecvError::Empty) => meanwhile(),
+                Err(TryRecvError::Disconnected) => return Err(ended()),
+            }
+        }
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Doorbells that trap. They are what they were when this is dropped.
 struct Armed {
     faults: Arc<Userfault>,
@@ -170,6 +233,7 @@ impl Armed {
     /// has unmapped them. `others` trap already.
     fn new(
         faults: &Arc<Userfault>,
+        mover: &Mover,
         slice: &Arc<dyn Slice>,
         others: &[Armed],
     ) -> io::Result<Option<(Armed, bool)>> {
@@ -188,21 +252,10 @@ impl Armed {
         make_empty(&empty)?;
         let mut rung = false;
         let _alone = Alone::wait();
-        let moved = thread::scope(|scope| {
-            let mover = thread::Builder::new().stack_size(STACK_BYTES);
-            // The kernel holds the mover until what it says of the move has been read, which may come after a fault.
-            let mover = mover.spawn_scoped(scope, move || {
-                // The kernel knows no move that depends on what is there, so the look comes last.
-                if slice.is_there() == Some(false) {
-                    return Ok(false);
-                }
-                move_over(empty, to).map(|()| true).map_err(|(_, error)| error)
-            })?;
-            while !mover.is_finished() {
-                let _ = readable([faults.as_fd()], Some(MOVE));
-                rung |= hear(faults, others);
-            }
-            mover.join().unwrap_or_else(|_| Err(io::Error::other("the move was not finished")))
+        // A fault may be told of before the move.
+        let moved = mover.carry_out(Order { empty, slice: Arc::clone(slice) }, || {
+            let _ = readable([faults.as_fd()], Some(MOVE));
+            rung |= hear(faults, others);
         })?;
         let armed =
             Armed { faults: Arc::clone(faults), at: AtomicU64::new(to), size, spare: Some(spare), nowhere };
@@ -329,6 +382,7 @@ fn watch<W: Watched>(
     faults: &Arc<Userfault>,
     mut calls: Calls,
 ) -> Result<(), Box<dyn Error>> {
+    let mover = Mover::start()?;
     // Doorbells that were not where they should have been, until what the program does with them has been told.
     let mut lost: Vec<Armed> = Vec::new();
     loop {
@@ -344,7 +398,7 @@ fn watch<W: Watched>(
         }
         lost.clear();
         let armed = match watched.upgrade() {
-            Some(watched) => arm(&*watched, faults),
+            Some(watched) => arm(&*watched, faults, &mover),
             None => return Ok(()),
         };
         match &armed {
@@ -382,7 +436,11 @@ fn await_ring(faults: &Userfault, calls: &Calls, armed: &[Armed]) {
 }
 
 /// Makes the doorbells trap if they are still, and has the host sleep. None where something rings.
-fn arm<W: Watched>(watched: &W, faults: &Arc<Userfault>) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
+fn arm<W: Watched>(
+    watched: &W,
+    faults: &Arc<Userfault>,
+    mover: &Mover,
+) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
     let request = WaitDoorbellsRequest { timeout_ms: 0, pad: 0 };
     let client = watched.client();
     if client.wait_call::<WaitDoorbells>(&request, &[], 0)?.0.still == 0 {
@@ -392,7 +450,7 @@ fn arm<W: Watched>(watched: &W, faults: &Arc<Userfault>) -> Result<Option<Vec<Ar
     let armed = watched.with_slices(|slices| {
         let (mut armed, mut rung) = (Vec::with_capacity(slices.len()), false);
         for slice in &slices {
-            match Armed::new(faults, slice, &armed)? {
+            match Armed::new(faults, mover, slice, &armed)? {
                 Some((one, waits)) => {
                     armed.push(one);
                     rung |= waits;
