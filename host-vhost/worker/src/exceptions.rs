@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 use std::thread;
+use std::time::Duration;
 
 use kfd_abi::event::{EventData, KFD_IOC_EVENT_SIGNAL, KFD_IOC_WAIT_RESULT_FAIL};
 use kfd_abi::queue::ContextSaveAreaHeader;
@@ -30,6 +31,9 @@ const AREAS: [Range<u64>; 2] = [1 << 16..0x3c00_0000_0000, 0x6600_0000_0000..0x7
 /// Stack of the thread in bytes.
 const STACK_BYTES: usize = 128 * 1024;
 
+/// How often the thread looks as long as there is no event to wait for: a runtime without interrupts never makes one.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// What a context knows of exceptions, beside its queues' pages.
 #[derive(Debug, Default)]
 pub struct Exceptions {
@@ -37,6 +41,8 @@ pub struct Exceptions {
     pub possible: bool,
     /// The event on which the thread waits.
     event: Option<u32>,
+    /// A thread looks from time to time, until there is an event.
+    looks: bool,
 }
 
 impl Exceptions {
@@ -63,10 +69,19 @@ impl Exceptions {
     }
 }
 
-/// Starts the thread, if there is none and events have their page: the first event decides which that is, so that it has to be the
-/// guest's. What comes before that is passed on then.
+/// Starts the thread, if there is none. It waits as soon as events have their page: the first event decides which that is, so that it
+/// has to be the guest's. Before that it looks.
 pub fn start(context: &Context, queues: &mut Queues) {
-    if !queues.exceptions.wait_for_events() || context.events().page == EventPage::None {
+    if !queues.exceptions.wait_for_events() {
+        return;
+    }
+    if context.events().page == EventPage::None {
+        if !queues.exceptions.looks {
+            match begin_looking(context) {
+                Ok(()) => queues.exceptions.looks = true,
+                Err(reason) => no_thread(context, &reason),
+            }
+        }
         return;
     }
     match begin(context) {
@@ -77,12 +92,28 @@ pub fn start(context: &Context, queues: &mut Queues) {
                 .filter_map(|queue| queue.exceptions.as_ref())
                 .for_each(|page| page.set_event(event));
         }
-        Err(reason) => {
-            context.throttle.log(|held| {
-                tracing::warn!("no exceptions of queues: {reason} ({held} messages before were held back)");
-            });
-        }
+        Err(reason) => no_thread(context, &reason),
     }
+}
+
+fn no_thread(context: &Context, reason: &str) {
+    context.throttle.log(|held| {
+        tracing::warn!("no exceptions of queues: {reason} ({held} messages before were held back)");
+    });
+}
+
+/// Makes the thread that looks.
+fn begin_looking(context: &Context) -> Result<(), String> {
+    let shared = context.shared().ok_or("the context ends")?;
+    let thread = thread::Builder::new().name("exceptions".into()).stack_size(STACK_BYTES);
+    let look = move || {
+        // The one that waits passes on what is left.
+        while shared.queues().exceptions.event.is_none() {
+            pass_on(&shared);
+            thread::park_timeout(LOOK);
+        }
+    };
+    thread.spawn(look).map(drop).map_err(|error| error.to_string())
 }
 
 /// Makes the event and the thread.
@@ -184,7 +215,7 @@ mod tests {
 
     #[test]
     fn areas_are_where_this_process_has_nothing() {
-        let exceptions = Exceptions { possible: true, event: None };
+        let exceptions = Exceptions { possible: true, ..Default::default() };
         let page = |va| {
             let request = CreateQueueRequest { context_save_va: GuestVa(va), ..Default::default() };
             exceptions.page(&request).map_err(|failure| failure.status)

@@ -90,12 +90,9 @@ fn guest() -> Guest {
 fn an_exception_reaches_the_word_and_the_event_that_the_head_names() {
     let mut guest = guest();
     assert_eq!(enable(&mut guest, ENABLE | TTMP), (Status::OK, 0));
-    // The kernel's page of events is not there yet, and comes with the guest's event.
-    let early = fail(&mut guest);
     let [named, other] = [(); 2].map(|()| event(&mut guest));
     head(&guest, AREA + WORD, named);
     guest.set_word(DATA * P + WORD, 1);
-    guest.destroy(early);
     for round in 0..20 {
         let queue = fail(&mut guest);
         assert_eq!(wait(&mut guest, &[named], 30_000), COMPLETE, "round {round}");
@@ -111,22 +108,28 @@ fn an_exception_reaches_the_word_and_the_event_that_the_head_names() {
     assert_eq!(guest.word(DATA * P + WORD), 1);
 }
 
+/// Runtimes make none whose waits poll, such as ROCr with `HSA_ENABLE_INTERRUPT=0` or on `libdtif.so`. The kernel's page of events
+/// comes with the guest's first event, so until then the worker has none either.
 #[test]
-fn what_came_before_the_first_event_is_passed_on_then() {
+fn an_exception_reaches_the_word_of_a_guest_that_has_made_no_event() {
     let mut guest = guest();
     assert_eq!(enable(&mut guest, ENABLE), (Status::OK, 0));
     head(&guest, AREA + WORD, 0);
-    let queue = fail(&mut guest);
-    // A queue that has failed does nothing more: what it reads then stays.
-    std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(guest.word(DATA * P + WORD), 0);
-    event(&mut guest);
-    let begin = Instant::now();
-    while guest.word(DATA * P + WORD) != REASON {
-        assert!(begin.elapsed() < PATIENCE, "{:#x}", guest.word(DATA * P + WORD));
-        std::thread::sleep(Duration::from_millis(1));
+    for _ in 0..2 {
+        let queue = fail(&mut guest);
+        let begin = Instant::now();
+        while guest.word(DATA * P + WORD) != REASON {
+            assert!(begin.elapsed() < PATIENCE, "{:#x}", guest.word(DATA * P + WORD));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(guest.destroy(queue), (Status::OK, 0));
+        guest.set_word(DATA * P + WORD, 0);
     }
-    assert_eq!(guest.destroy(queue), (Status::OK, 0));
+    let named = event(&mut guest);
+    head(&guest, AREA + WORD, named);
+    fail(&mut guest);
+    assert_eq!(wait(&mut guest, &[named], 30_000), COMPLETE);
+    assert_eq!(guest.word(DATA * P + WORD), REASON);
 }
 
 /// The kernel's answers (`runtime_enable`, kfd_chardev.c), and what is not passed on to it.
