@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How long nothing happens.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// Until doorbells that have just been rung are still, and trap.
+const SETTLED: Duration = Duration::from_secs(1);
+
 /// The process itself, above what it takes natively: a thousandth of a core in that time.
 const OF_PROCESS: Duration = Duration::from_millis(10);
 
@@ -40,6 +43,7 @@ fn start(
 
 /// CPU time of the program and of `others` while nothing happens.
 fn cost(mut process: Box<OnHost>, others: &BTreeSet<u32>) -> (Duration, Duration) {
+    std::thread::sleep(SETTLED);
     let before = cpu_time::of(others).unwrap();
     std::thread::sleep(IDLE);
     let host = cpu_time::since(others, before).unwrap();
