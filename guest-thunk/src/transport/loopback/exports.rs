@@ -121,7 +121,7 @@ mod tests {
         let file = File::from(given);
         assert_eq!(file.set_len(1).unwrap_err().raw_os_error(), Some(libc::EPERM));
         let at = super::super::ram::map_file(
-            &file,
+            file.as_fd(),
             0,
             virtio_kfd_protocol::GuestVa(1 << 44),
             4096,

@@ -25,7 +25,7 @@ use super::ram::map_runs;
 use super::system;
 use super::window::Shown;
 use super::wire::{self, Message, Reply, Request, Run, call, status};
-use crate::transport::{Blob, Result, Transport, TransportError};
+use crate::transport::{Blob, Result, Transport, TransportError, own};
 
 /// Most frames that can be under way at a time. A context has fewer.
 const MOST_CHANNELS: usize = 256;
@@ -42,15 +42,44 @@ pub struct SharedContext {
     capset: Capset,
 }
 
+/// A descriptor that stays open in a process that knows nothing of it.
+struct Kept(OwnedFd);
+
+impl Kept {
+    fn new(descriptor: OwnedFd) -> Kept {
+        Kept(own::opened(descriptor))
+    }
+
+    /// For a forked child, where the owner is never dropped. Only async-signal-safe calls.
+    fn abandon(&self) {
+        let raw = self.0.as_raw_fd();
+        own::closing(raw);
+        // Nothing can be done about a failure.
+        let _ = nix::unistd::close(raw);
+    }
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        own::closing(self.0.as_raw_fd());
+    }
+}
+
 /// The connections. In a forked child they are never dropped: they are the parent's.
 struct Link {
-    control: OwnedFd,
+    control: Kept,
     /// Held while a request on it is under way.
     controlled: Mutex<Vec<u8>>,
-    channels: Box<[OnceLock<OwnedFd>]>,
+    channels: Box<[OnceLock<Kept>]>,
     free: Mutex<Free>,
-    memory: File,
-    device: OnceLock<OwnedFd>,
+    memory: Kept,
+    device: OnceLock<Kept>,
     abandoned: AtomicBool,
     owner: u32,
 }
@@ -133,11 +162,11 @@ impl SharedContext {
         let capset = Capset::parse(&greeting.payload)?;
         let memory = greeting.descriptor.ok_or_else(|| missing("its memory"))?;
         let link = Link {
-            control,
+            control: Kept::new(control),
             controlled: Mutex::new(buffer),
             channels: (0..MOST_CHANNELS).map(|_| OnceLock::new()).collect(),
             free: Mutex::default(),
-            memory: memory.into(),
+            memory: Kept::new(memory),
             device: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             owner: std::process::id(),
@@ -225,7 +254,7 @@ impl Link {
             return Ok((number, channel.as_fd()));
         }
         match self.open_channel() {
-            Ok(channel) => Ok((number, place.get_or_init(|| channel).as_fd())),
+            Ok(channel) => Ok((number, place.get_or_init(|| Kept::new(channel)).as_fd())),
             Err(error) => {
                 lock(&self.free).idle.push(number);
                 Err(error)
@@ -287,7 +316,7 @@ impl Blob for SharedBlob {
         whole(length)?;
         if !self.runs.is_empty() {
             let places = self.runs.iter().map(|run| (run.offset, run.length));
-            return map_runs(&link.memory, places, address, length, protection);
+            return map_runs(link.memory.as_fd(), places, address, length, protection);
         }
         if length != self.size {
             return Err(TransportError::NotSupported("mapping a part of a host blob"));
@@ -362,7 +391,7 @@ impl Transport for SharedContext {
         }
         let found =
             link.request(&Request { call: call::DEVICE, ..Request::default() }, None).ok()?.descriptor?;
-        Some(link.device.get_or_init(|| found).as_fd())
+        Some(link.device.get_or_init(|| Kept::new(found)).as_fd())
     }
 
     fn abandon(&self) {
@@ -370,11 +399,7 @@ impl Transport for SharedContext {
         if link.is_mine() || link.abandoned.swap(true, Ordering::Relaxed) {
             return;
         }
-        // The owners of these descriptors are never dropped in a child (see Handle).
         let descriptors = link.channels.iter().chain([&link.device]).filter_map(OnceLock::get);
-        for descriptor in descriptors.chain([&link.control]) {
-            let _ = nix::unistd::close(descriptor.as_raw_fd());
-        }
-        let _ = nix::unistd::close(link.memory.as_raw_fd());
+        descriptors.chain([&link.control, &link.memory]).for_each(Kept::abandon);
     }
 }

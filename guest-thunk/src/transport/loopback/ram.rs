@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -223,7 +223,7 @@ impl Pages {
 
     /// Maps the first `length` bytes at `address` of this process, over whatever is there.
     pub(super) fn map_fixed(&self, address: GuestVa, length: u64, protection: i32) -> Result<()> {
-        map_runs(&self.ram.file, self.places(), address, length, protection)
+        map_runs(self.ram.file.as_fd(), self.places(), address, length, protection)
     }
 
     /// Where in the file of the memory its runs lie: offset and bytes of each, in order.
@@ -235,7 +235,7 @@ impl Pages {
 /// Maps the first `length` bytes of what lies at these places of the file of a guest's memory at `address` of this process, over
 /// whatever is there.
 pub(super) fn map_runs(
-    file: &File,
+    file: BorrowedFd<'_>,
     places: impl Iterator<Item = (u64, u64)>,
     address: GuestVa,
     length: u64,
@@ -279,7 +279,7 @@ impl Drop for Pages {
 
 /// Maps a piece of a file at an address of this process, over whatever is there.
 pub(super) fn map_file(
-    file: &File,
+    file: BorrowedFd<'_>,
     offset: u64,
     address: GuestVa,
     length: u64,

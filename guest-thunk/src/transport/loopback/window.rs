@@ -47,7 +47,7 @@ impl Shown {
         if !self.writable && protection & libc::PROT_WRITE != 0 {
             return Err(failed(libc::EACCES));
         }
-        map_file(&self.file, self.file_offset, address, length, protection)
+        map_file(self.file.as_fd(), self.file_offset, address, length, protection)
     }
 }
 
@@ -227,7 +227,7 @@ impl VhostUserFrontendReqHandler for Window {
             return Err(error(libc::EEXIST));
         }
         let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        map_file(&file, file_offset, self.address(offset), length, protection)
+        map_file(file.as_fd(), file_offset, self.address(offset), length, protection)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let one = Shown { length, file: Arc::new(file), file_offset, writable };
         self.file.get_or_init(|| Arc::clone(&one.file));
