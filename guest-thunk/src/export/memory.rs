@@ -328,7 +328,7 @@ exports! {
     }
 
     /// A dma-buf of an allocation.
-    done("of the guest's virtio-gpu device; in loop-back it cannot be mapped, and other processes cannot import it")
+    done("of the guest's virtio-gpu device; in loop-back it cannot be mapped, and only processes of the same `kfd-loopback-vm` can import it")
     fn hsaKmtExportDMABufHandle(
         memory_address: Address,
         memory_size_in_bytes: u64,
