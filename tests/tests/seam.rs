@@ -14,7 +14,7 @@ use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{INSIDE, runtime, text};
 use virtio_kfd_tests::rocminfo::{gpus, system};
 use virtio_kfd_tests::transcript::{Outcome, compare};
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, SharedVm, Under, need};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -29,6 +29,7 @@ macro_rules! parts {
         need!($artifacts.program("vhost-user-kfd"));
         need!($artifacts.program("libkfd_model_preload.so"));
         need!($artifacts.program("libkfd_preload.so"));
+        need!($artifacts.program("kfd-loopback-vm"));
     };
 }
 
@@ -301,9 +302,28 @@ fn every_way_to_the_devices_is_the_kernels() {
     let parts = ["copies", "waiting", "paths", "files", "exhausted"];
     let [natively, ours] = runs(&artifacts, &program, &parts, &parts);
     assert_eq!(natively, ours);
-    // In loop-back the VM is in the process, and its descriptors with it.
-    let [natively, _] = runs(&artifacts, &program, &[], &["copies"]);
-    assert!(natively.contains("= closing all\n") && natively.contains("= passing on\n"), "{natively}");
+    // A process of its own, which forks.
+    let [natively, ours] = in_a_vm(&artifacts, &program, &["copies", "exhausted", "passing"]);
+    assert_eq!(natively, ours);
+    // In loop-back the VM's descriptors are the process's; in a guest there are none (qemu_seam_processes).
+    let [natively, _] = runs(&artifacts, &program, &["closing"], &["copies"]);
+    assert!(natively.contains("= closing all\n"), "{natively}");
+}
+
+/// The same for the processes of one loop-back VM.
+fn in_a_vm(artifacts: &Artifacts, program: &CProgram, arguments: &[&str]) -> [String; 2] {
+    let daemon = Daemon::start(artifacts, "model:gfx906", &[]).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let vm = SharedVm::start(artifacts, daemon.socket(), directory.path(), LIMIT).unwrap();
+    let run = |under: &Under<'_>| {
+        let mut command = program.command(under);
+        command.env_remove("LD_LIBRARY_PATH").args(arguments);
+        let text = text(command, LIMIT)
+            .unwrap_or_else(|error| panic!("{error:#}\n{}\n{}", vm.report(), daemon.report()));
+        assert!(text.ends_with("= 0 wrong\n"), "{text}");
+        text
+    };
+    [run(&Under::model(artifacts, "gfx906").unwrap()), run(&Under::seam(artifacts, vm.socket()).unwrap())]
 }
 
 /// Forks of all shapes, also beside threads that are in calls, executed programs, short processes, a timer's signals.
@@ -314,6 +334,8 @@ fn processes_and_threads_at_once_are_the_kernels() {
     let [natively, ours] = runs(&artifacts, &program, &["10"], &["alone"]);
     assert!(natively.contains("of short processes failed: 0\n"), "{natively}");
     assert!(ours.contains("of the rounds failed: 0\n"), "{ours}");
+    let [natively, ours] = in_a_vm(&artifacts, &program, &["2"]);
+    assert_eq!(natively, ours);
 }
 
 /// The launcher gives a program the library, and says so where no library reaches it.
