@@ -175,7 +175,7 @@ fn thirty_starts_are_as_natively() {
                 "start {round}: 0\na GPU: 1\nmemory: 0\nqueue: 0\nqueue ends: 0\nmemory ends: 0\nend {round}: 0\n"
             )
         };
-        let flat = "as many descriptors: 1, threads: 1, 16 MiB of addresses more: 0\n";
+        let flat = "no more descriptors: 1, threads: 1, 16 MiB of addresses more: 0\n";
         let expected: String = (0..30).map(round).chain([flat.to_owned()]).collect();
         assert_eq!(ours, expected, "{set}");
     }

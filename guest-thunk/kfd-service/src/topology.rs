@@ -2,7 +2,8 @@
 //!
 //! What the host's kernel wrote about a GPU is passed on line by line, so that a line that is not known here reaches the
 //! runtime as well. What is rewritten: counts and ends of links, the render minor (one that the guest has not got), the
-//! capabilities for shared virtual memory and, with old hosts, for debugging, and the kind of VRAM where the guest has no window for it.
+//! capabilities for shared virtual memory and, with old hosts, for debugging, and the kind of VRAM where the guest has no
+//! window for it.
 
 use std::collections::BTreeSet;
 use std::error::Error;

@@ -4,10 +4,21 @@
 
 use hsakmt_abi::debug::{HsaDbgWatchMode, HsaDbgWaveMessage, HsaDbgWaveMode, HsaDbgWaveOp};
 use hsakmt_abi::event::HsaEvent;
+use hsakmt_abi::status::HsakmtStatus;
 
 use super::exports;
 use super::pointer::{Address, In, Out, number};
+use crate::thunk::refusal::Refusal;
 use crate::thunk::{open, process};
+
+/// Whether the runtime of this process is a ROCr from before its virtual memory interface (5.7). Its own thunk (ROCT 5.2) has another
+/// ioctl for this, which upstream kernels never had, and it waits for events without their ages: with exceptions on, its queues
+/// have been seen not to end. Where no runtime is in sight (`RTLD_LOCAL`) it is taken for a newer one.
+fn is_early_runtime() -> bool {
+    // SAFETY: dlsym takes any name; RTLD_DEFAULT is all that the program was linked with.
+    let known = |name: &std::ffi::CStr| unsafe { !libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()).is_null() };
+    known(c"hsa_init") && !known(c"hsa_amd_vmem_address_reserve")
+}
 
 exports! {
     "debug";
@@ -19,9 +30,13 @@ exports! {
     }
 
     /// Tells the kernel of a runtime that a debugger can attach to.
-    done("the host refuses it (NOT_SUPPORTED): KFD would report exceptions to memory of its own process; runtimes hear of them through their queues")
+    done("NOT_SUPPORTED to ROCr of before 5.7, as its own thunk answers on upstream kernels")
     fn hsaKmtRuntimeEnable(r_debug: Address, setup_ttmp: bool) {
         let thunk = open::current()?;
+        if is_early_runtime() {
+            let why = "ROCr of before 5.7 knows exceptions of queues by the interface of AMD's own kernels alone";
+            return Err(Refusal::new(HsakmtStatus::NOT_SUPPORTED, why));
+        }
         process::runtime_enable(&thunk, &*thunk.acquire_snapshot()?, number(r_debug), setup_ttmp)
     }
 

@@ -12,7 +12,7 @@ const OTHERWISE: [(&str, &str, &str); 6] = [
     ("hsaKmtRegisterMemoryWithFlags", "NOT_SUPPORTED", "the same"),
     ("hsaKmtGetXNACKMode", "NOT_SUPPORTED", "gfx906 has none: KFD says EPERM"),
     ("hsaKmtSetXNACKMode", "NOT_SUPPORTED", "the same"),
-    ("hsaKmtRuntimeEnable", "NOT_SUPPORTED", "the host refuses it"),
+    ("hsaKmtRuntimeEnable", "status 1", "there are queues by then: KFD says EEXIST"),
 ];
 
 /// The same for loop-back alone.

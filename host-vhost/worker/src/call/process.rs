@@ -105,7 +105,9 @@ pub fn set_trap_handler(context: &Context, request: &SetTrapHandlerRequest) -> O
 }
 
 /// With a runtime enabled the kernel looks for the heads of queues' save areas in this process: [`crate::exceptions`]. No debugger
-/// of the guest's reaches this process, so the kernel is not told where the guest's runtime has its list of code objects.
+/// of the guest's reaches this process, so the kernel is not told where the guest's runtime has its list of code objects, nor to set up
+/// trap temporaries, which are for debuggers too: on GPUs without registers for each VMID that holds up all waves for a moment, and on
+/// all GPUs of the host (kgd_gfx_v9_enable_debug_trap).
 pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outcome<RuntimeEnable> {
     expect_zero("RuntimeEnable", &[request.pad.into()])?;
     let known = KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK | KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK;
@@ -115,7 +117,8 @@ pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outc
     }
     // Held during the call, so that no queue is made meanwhile.
     let mut queues = context.queues();
-    if request.mode & KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK != 0 && !queues.exceptions.possible {
+    let mode = request.mode & KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK;
+    if mode != 0 && !queues.exceptions.possible {
         // As the kernel does; such a queue would have no page.
         if queues.live().next().is_some() {
             let reason = "RuntimeEnable: there are queues".to_owned();
@@ -123,7 +126,7 @@ pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outc
         }
         queues.exceptions.possible = true;
     }
-    let capabilities = context.kfd.runtime_enable(0, request.mode)?;
+    let capabilities = context.kfd.runtime_enable(0, mode)?;
     Ok(Reply::of(RuntimeEnableAnswer { capabilities, pad: 0 }))
 }
 
