@@ -77,8 +77,8 @@ impl GuestKfd {
             return Err(Errno::EINVAL);
         }
         let name = self.object(gpu, arguments.handle)?;
-        let (blob, size, _) = self.bos.shown(name).map_err(failed)?;
-        arguments.fd = dma_buf::export(&*blob, size, arguments.flags & DRM_CLOEXEC != 0)?;
+        let (blob, _, _) = self.bos.shown(name).map_err(failed)?;
+        arguments.fd = dma_buf::export(&*blob, arguments.flags & DRM_CLOEXEC != 0)?;
         Ok(0)
     }
 

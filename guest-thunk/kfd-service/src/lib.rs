@@ -54,7 +54,6 @@ use self::kfd::Queues;
 use self::topology::{Gpu, TopologyError};
 
 pub use self::connect::StartError;
-pub use self::dma_buf::recognise;
 
 /// The host's KFD, for the process that it lives in.
 pub struct GuestKfd {

@@ -41,7 +41,7 @@ impl Call<'_> {
                 Memory::Doorbells => return Err(Errno::EPERM),
             };
             let cloexec = arguments.flags & libc::O_CLOEXEC.cast_unsigned() != 0;
-            arguments.dmabuf_fd = dma_buf::export(&*blob, buffer.size, cloexec)?.cast_unsigned();
+            arguments.dmabuf_fd = dma_buf::export(&*blob, cloexec)?.cast_unsigned();
             Ok(())
         })
     }
