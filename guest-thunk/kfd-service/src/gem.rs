@@ -153,7 +153,11 @@ impl GuestKfd {
     /// What was left with a buffer of the host.
     pub(crate) fn metadata(&self, handle: Handle, gpu_id: GpuId) -> Result<(BufferMetadataAnswer, Vec<u8>)> {
         let request = BufferMetadataRequest { handle, gpu_id, pad: 0 };
-        self.client.call::<BufferMetadata>(&request, &[], MAX_METADATA_BYTES).map_err(errno)
+        match self.client.call::<BufferMetadata>(&request, &[], MAX_METADATA_BYTES).map_err(errno) {
+            // A host that cannot tell has kept nothing either: there, nothing can be left with a buffer.
+            Err(Errno::EOPNOTSUPP) => Ok(Default::default()),
+            other => other,
+        }
     }
 
     /// `amdgpu_gem_op_ioctl`: how a buffer was made, with a page's alignment and without flags. Memory cannot be placed anew.

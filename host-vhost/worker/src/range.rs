@@ -76,10 +76,6 @@ impl Memory {
         if !RANGE_FLAGS.contains(flags) {
             return Err(Failure::invalid(format!("MapRange: flags {:#x}", request.flags)));
         }
-        if context.version.minor < minor::GEM_VA {
-            let reason = format!("MapRange: KFD 1.{}, 1.{} is needed", context.version.minor, minor::GEM_VA);
-            return Err(Failure::new(Status::NOT_SUPPORTED, reason));
-        }
         if self.gems.ranges >= MAX_RANGES {
             return Err(Failure::limit(format!("MapRange: {MAX_RANGES} ranges")));
         }
@@ -169,6 +165,16 @@ impl Memory {
     fn gem(&mut self, context: &Context, handle: Handle, gpu: &Gpu) -> Result<GemHandle, Failure> {
         if let Some(gem) = self.buffer(handle)?.gems.get(&gpu.id.0) {
             return Ok(*gem);
+        }
+        // Before, KFD and the render node each made a mapping of their own of one buffer, and closing the handle took away
+        // whichever was newer, KFD's among them (amdgpu_gem_object_close).
+        if context.version.minor < minor::GEM_VA {
+            let reason = format!(
+                "buffer on a render node: KFD 1.{}, 1.{} is needed",
+                context.version.minor,
+                minor::GEM_VA
+            );
+            return Err(Failure::new(Status::NOT_SUPPORTED, reason));
         }
         let gem = gpu.render.import(context.dmabuf(self.buffer(handle)?)?.as_fd())?;
         self.gems.add(gpu.id.0, gem);

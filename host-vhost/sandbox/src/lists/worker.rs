@@ -9,9 +9,10 @@ use virtio_kfd_protocol::limits::MAX_SMI_STREAMS;
 
 use crate::seccomp::{Check, Rule, rule};
 
-/// The descriptors of system management events, which are reserved at a worker's start: it reads and writes no others. The
+/// The descriptors of system management events, which are reserved at a worker's start: it reads and writes no others. They lie
+/// above what a worker has by then, and below what a model in it keeps for itself (`kfd_seam::hidden`). The
 /// length is a power of two, and the start a multiple of it, so that a filter can tell them by their high bits.
-pub const SMI_DESCRIPTORS: Range<RawFd> = 512..576;
+pub const SMI_DESCRIPTORS: Range<RawFd> = 128..192;
 const _: () = assert!(MAX_SMI_STREAMS < 64, "one of them ends waits");
 
 /// A worker whose channel is descriptor `channel`: the runtime's calls, messages on that channel, and

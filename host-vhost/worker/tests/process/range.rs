@@ -23,7 +23,11 @@ const EBUSY: u32 = 16;
 const EINVAL: u32 = 22;
 
 fn worker() -> (Worker, GpuId) {
-    let mut worker = Worker::greeted("gfx906", settings());
+    worker_on("gfx906")
+}
+
+fn worker_on(profile: &str) -> (Worker, GpuId) {
+    let mut worker = Worker::greeted(profile, settings());
     let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
     let gpu_id = apertures[0].gpu_id;
     worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
@@ -524,4 +528,26 @@ fn what_is_left_with_a_buffer_is_seen_by_who_has_it() {
     assert_eq!(owner.failure::<BufferMetadata>(&padded, &[]), (Status::INVALID, 0));
     let nowhere = BufferMetadataRequest { gpu_id: GpuId(1), ..ask(buffer) };
     assert_ne!(owner.failure::<BufferMetadata>(&nowhere, &[]).0, Status::OK);
+}
+
+#[test]
+fn before_kfd_1_15_buffers_stay_away_from_render_nodes() {
+    // There KFD and the render node make mappings of their own of one buffer, and closing the render node's handle deletes the newest
+    // one (kfd_mem_attach without amdgpu_vm_bo_find, amdgpu_gem_object_close; Linux 6.6).
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("old.toml");
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../kfd-model/profiles/gfx906.toml");
+    let text = std::fs::read_to_string(profile).unwrap();
+    let old = text.replace("kfd_minor = 17", "kfd_minor = 14");
+    assert_ne!(text, old);
+    std::fs::write(&path, old).unwrap();
+    let (mut worker, gpu_id) = worker_on(path.to_str().unwrap());
+    let buffer = alloc(&mut worker, gpu_id, VA, 8, VRAM);
+    let ask = BufferMetadataRequest { handle: buffer, gpu_id, pad: 0 };
+    assert_eq!(worker.failure::<BufferMetadata>(&ask, &[]), (Status::NOT_SUPPORTED, 0));
+    let leave = SetBufferMetadataRequest { handle: buffer, gpu_id, pad: 0, flags: 0, tiling: 0 };
+    assert_eq!(worker.failure::<SetBufferMetadata>(&leave, &[1, 2, 3, 4]), (Status::NOT_SUPPORTED, 0));
+    let piece = range(buffer, gpu_id, 0, 1, VA + 64 * P);
+    assert_eq!(worker.failure::<MapRange>(&piece, &[]), (Status::NOT_SUPPORTED, 0));
+    assert_eq!(free(&mut worker, buffer), (Status::OK, 0));
 }
