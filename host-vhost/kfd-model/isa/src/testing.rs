@@ -152,7 +152,16 @@ pub fn start(items: u32) -> Start {
     let mut user = [0; 16];
     user[0] = DATA as u32;
     user[1] = (DATA >> 32) as u32;
-    Start { entry: CODE, rsrc1: 7, rsrc2: 2 << 1, user, id: [0; 3], size: [items, 1, 1], group_segment: 1024, unit: 0 }
+    Start {
+        entry: CODE,
+        rsrc1: 7,
+        rsrc2: 2 << 1,
+        user,
+        id: [0; 3],
+        size: [items, 1, 1],
+        group_segment: 1024,
+        unit: 0,
+    }
 }
 
 /// Executes one memory instruction.
