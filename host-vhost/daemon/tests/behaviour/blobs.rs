@@ -321,8 +321,8 @@ fn without_a_window_there_are_no_maps() {
     let daemon = Daemon::start(&[]);
     let mut vmm = Vmm::set_up(daemon.connect(), Setup { window: false, ..Setup::default() });
     let capset = vmm.command(&simple(GET_CAPSET, 0, &[8, 1]));
-    // Features: GUEST_MEMORY alone.
-    assert_eq!(capset[24 + 16..24 + 24], [2, 0, 0, 0, 0, 0, 0, 0]);
+    // Features: GUEST_MEMORY and EXCEPTIONS.
+    assert_eq!(capset[24 + 16..24 + 24], [6, 0, 0, 0, 0, 0, 0, 0]);
     open_context(&mut vmm, 1);
     assert_eq!(kind(&vmm.command(&host_blob(1, 60, stub::GOOD_BUFFER, 0x1000))), OK);
     assert_eq!(kind(&vmm.command(&map_blob(60, 0))), UNSPEC);
