@@ -30,6 +30,8 @@ pub fn may_wait(raw: &RawRequest<'_>) -> bool {
     // A look, or one that the worker refuses, is answered at once.
     match Request::decode(raw) {
         Ok(Request::WaitEvents { fixed, .. }) => fixed.timeout != 0,
+        Ok(Request::WaitDoorbells { fixed, .. }) => fixed.timeout_ms != 0,
+        Ok(Request::ReadSmi { fixed, .. }) => fixed.timeout != 0,
         Ok(_) => true,
         Err(_) => false,
     }
@@ -115,9 +117,9 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use virtio_kfd_protocol::calls::{Nop, WaitEvents};
+    use virtio_kfd_protocol::calls::{Nop, ReadSmi, WaitDoorbells, WaitEvents};
     use virtio_kfd_protocol::frame::{AnswerArea, RequestFrame, RequestFrameBuilder};
-    use virtio_kfd_protocol::{Nothing, ResourceId, WaitEventsRequest};
+    use virtio_kfd_protocol::{Nothing, ReadSmiRequest, ResourceId, WaitDoorbellsRequest, WaitEventsRequest};
 
     use super::*;
 
@@ -139,10 +141,15 @@ mod tests {
         for timeout in [0, 1, u32::MAX] {
             let request = WaitEventsRequest { timeout, wait_for_all: 0 };
             builder.push::<WaitEvents>(&request, &[], 0).unwrap();
+            let request = WaitDoorbellsRequest { timeout_ms: timeout, pad: 0 };
+            builder.push::<WaitDoorbells>(&request, &[], 0).unwrap();
+            builder.push::<ReadSmi>(&ReadSmiRequest { timeout, pad: 0 }, &[], 0).unwrap();
         }
         let bytes = builder.finish();
         let frame = RequestFrame::parse(&bytes).unwrap();
         let waits: Vec<bool> = frame.requests.iter().map(may_wait).collect();
-        assert_eq!(waits, [false, false, true, true]);
+        // Nop; looks; waits of a millisecond; longer ones.
+        assert_eq!(waits.chunk_by(PartialEq::eq).map(<[bool]>::len).collect::<Vec<_>>(), [4, 6]);
+        assert_eq!(waits.first(), Some(&false));
     }
 }
