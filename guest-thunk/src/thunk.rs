@@ -18,6 +18,7 @@ pub mod smi;
 mod tests;
 pub mod topology;
 pub mod userfault;
+mod wake;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};

@@ -2,7 +2,7 @@
 //!
 //! A library that stands before libc's `close` can keep the process from closing them: each passes through its hands here.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 /// Who looks after the descriptors of this process.
@@ -34,5 +34,42 @@ pub fn opened(descriptor: OwnedFd) -> OwnedFd {
 pub fn closing(fd: RawFd) {
     if let Some(keeper) = KEEPER.get() {
         (keeper.closing)(fd);
+    }
+}
+
+/// A descriptor of this library's, looked after from when it was opened until it is closed.
+#[derive(Debug)]
+pub struct Kept(OwnedFd);
+
+impl Kept {
+    /// Keeps one that was opened.
+    pub fn new(descriptor: OwnedFd) -> Kept {
+        Kept(opened(descriptor))
+    }
+
+    /// Closes it in a forked child, where the owner is never dropped. Only async-signal-safe calls.
+    pub fn abandon(&self) {
+        let raw = self.0.as_raw_fd();
+        closing(raw);
+        // Nothing can be done about a failure.
+        let _ = nix::unistd::close(raw);
+    }
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Kept {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        closing(self.0.as_raw_fd());
     }
 }

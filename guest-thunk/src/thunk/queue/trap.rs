@@ -13,7 +13,7 @@
 #![allow(unsafe_code, reason = "mremap, and what makes pages empty")]
 
 use std::error::Error;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -21,10 +21,11 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use virtio_kfd_protocol::calls::{RingDoorbells, WaitDoorbells};
-use virtio_kfd_protocol::{RingDoorbellsRequest, WaitDoorbellsRequest};
+use virtio_kfd_protocol::{RingDoorbellsRequest, Status, WaitDoorbellsRequest};
 
 use crate::client::{Client, ClientError};
 use crate::thunk::Thunk;
@@ -34,6 +35,7 @@ use crate::thunk::moves::Alone;
 use crate::thunk::refusal::{Level, say};
 use crate::thunk::smi::Connected;
 use crate::thunk::userfault::{Event, MOVES, Mode, Userfault};
+use crate::thunk::wake::Wake;
 
 /// No GPU needs to reach these addresses.
 const ANYWHERE: (u64, u64) = (0, u64::MAX);
@@ -327,7 +329,7 @@ fn readable<const N: usize>(
         .map_or(PollTimeout::NONE, |timeout| PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
     let mut polled = descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     match poll(&mut polled, timeout) {
-        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(polled.map(|polled| polled.any().unwrap_or(true))),
+        Ok(_) | Err(Errno::EINTR) => Ok(polled.map(|polled| polled.any().unwrap_or(true))),
         Err(error) => Err(error.into()),
     }
 }
@@ -335,43 +337,37 @@ fn readable<const N: usize>(
 /// The watcher of a connection's doorbells.
 pub struct Watcher {
     thread: JoinHandle<()>,
-    /// A byte has it begin anew, the end has it end.
-    calls: PipeWriter,
-    /// There is a byte: more of them could fill the pipe.
-    called: Arc<AtomicBool>,
+    calls: Arc<Calls>,
 }
 
 impl Watcher {
     /// Starts it. An error where this process may not have it.
     pub fn start<W: Watched>(watched: &Arc<W>) -> io::Result<Watcher> {
         let faults = Arc::new(faults()?);
-        let (reader, writer) = io::pipe()?;
-        let weak = Arc::downgrade(watched);
-        let called = Arc::new(AtomicBool::new(false));
-        let calls = Calls { pipe: reader, called: Arc::clone(&called) };
+        let calls = Arc::new(Calls::new()?);
+        let (weak, own) = (Arc::downgrade(watched), Arc::clone(&calls));
         let builder = thread::Builder::new().name("doorbells".into()).stack_size(STACK_BYTES);
         // The program's signals are handled by its own threads. The new one inherits this.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let thread = builder.spawn(move || {
             // Without the trap the host goes on looking.
-            if let Err(why) = watch(&weak, &faults, calls) {
+            if let Err(why) = watch(&weak, &faults, &own) {
                 say(Level::Info, || format!("doorbells do not trap any more: {why}"));
             }
         });
         before.thread_set_mask()?;
-        Ok(Watcher { thread: thread?, calls: writer, called })
+        Ok(Watcher { thread: thread?, calls })
     }
 
     /// The doorbells are others now.
-    pub fn begin_anew(&mut self) {
-        if !self.called.swap(true, Ordering::AcqRel) {
-            let _ = self.calls.write(&[0]);
-        }
+    pub fn begin_anew(&self) {
+        self.calls.wake.call();
     }
 
     /// Ends it. No doorbell traps any more.
     pub fn end(self) {
-        drop(self.calls);
+        self.calls.over.store(true, Ordering::Release);
+        self.calls.wake.call();
         let _ = self.thread.join();
     }
 }
@@ -380,13 +376,13 @@ impl Watcher {
 fn watch<W: Watched>(
     watched: &Weak<W>,
     faults: &Arc<Userfault>,
-    mut calls: Calls,
+    calls: &Calls,
 ) -> Result<(), Box<dyn Error>> {
     let mover = Mover::start()?;
     // Doorbells that were not where they should have been, until what the program does with them has been told.
     let mut lost: Vec<Armed> = Vec::new();
     loop {
-        let [called, said] = readable([calls.pipe.as_fd(), faults.as_fd()], Some(LOOK))?;
+        let [called, said] = readable([calls.wake.as_fd(), faults.as_fd()], Some(LOOK))?;
         if called && calls.are_over() {
             return Ok(());
         }
@@ -403,7 +399,7 @@ fn watch<W: Watched>(
         };
         match &armed {
             Ok(None) => continue,
-            Ok(Some(armed)) => await_ring(faults, &calls, armed),
+            Ok(Some(armed)) => await_ring(faults, calls, armed),
             Err(_) => {}
         }
         let armed = armed.map(|armed| {
@@ -427,7 +423,7 @@ fn watch<W: Watched>(
 /// Waits until the program rings or the watcher is called.
 fn await_ring(faults: &Userfault, calls: &Calls, armed: &[Armed]) {
     // Without a poll the doorbells must not trap.
-    while let Ok([said, called]) = readable([faults.as_fd(), calls.pipe.as_fd()], None) {
+    while let Ok([said, called]) = readable([faults.as_fd(), calls.wake.as_fd()], None) {
         let waits = said && hear(faults, armed);
         if called || waits {
             return;
@@ -443,8 +439,12 @@ fn arm<W: Watched>(
 ) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
     let request = WaitDoorbellsRequest { timeout_ms: 0, pad: 0 };
     let client = watched.client();
-    if client.wait_call::<WaitDoorbells>(&request, &[], 0)?.0.still == 0 {
-        return Ok(None);
+    match client.wait_call::<WaitDoorbells>(&request, &[], 0) {
+        Ok((answer, _)) if answer.still == 0 => return Ok(None),
+        Ok(_) => {}
+        // The host has no room for the question: later.
+        Err(error) if matches!(error.status(), Some((Status::LIMIT, _))) => return Ok(None),
+        Err(error) => return Err(error.into()),
     }
     // Within, until the host knows: it must not sleep while there are doorbells that do not trap. New ones wake it.
     let armed = watched.with_slices(|slices| {
@@ -472,18 +472,20 @@ fn tell(client: &Client, armed: bool) -> Result<(), ClientError> {
     client.call::<RingDoorbells>(&RingDoorbellsRequest { armed: armed.into(), pad: 0 }, &[], 0).map(|_| ())
 }
 
-/// What the watcher is called by.
+/// What the watcher is called by. It outlives whoever ends first.
 struct Calls {
-    pipe: PipeReader,
-    called: Arc<AtomicBool>,
+    wake: Wake,
+    /// There are no more calls.
+    over: AtomicBool,
 }
 
 impl Calls {
-    /// Takes the call. Whether there are no more.
-    fn are_over(&mut self) -> bool {
-        let over = !matches!(self.pipe.read(&mut [0; 64]), Ok(1..));
-        // Whoever has called since the read is served by what comes after this.
-        self.called.store(false, Ordering::Release);
-        over
+    fn new() -> io::Result<Calls> {
+        Ok(Calls { wake: Wake::new()?, over: AtomicBool::new(false) })
+    }
+
+    /// Takes all calls. Whether there are no more.
+    fn are_over(&self) -> bool {
+        self.wake.take().is_err() || self.over.load(Ordering::Acquire)
     }
 }

@@ -70,6 +70,8 @@ pub struct State {
     pub doorbell: u32,
     /// Whether doorbells are still.
     pub still: bool,
+    /// How the next question for that is refused, or [`Status::OK`].
+    pub wait_status: Status,
     /// What was said of the trap.
     pub armed: Vec<u32>,
     /// Whether there are no pages of registers.
@@ -400,6 +402,10 @@ impl State {
             }
             Request::AllocQueueGws { .. } => {
                 answer.push::<AllocQueueGws>(header, &AllocQueueGwsAnswer { first: 0, pad: 0 }, &[]);
+            }
+            Request::WaitDoorbells { .. } if self.wait_status != Status::OK => {
+                let status = std::mem::replace(&mut self.wait_status, Status::OK);
+                answer.push_status(header.opcode, status, 0);
             }
             Request::WaitDoorbells { .. } => {
                 let still = self.still.into();

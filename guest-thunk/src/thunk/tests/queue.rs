@@ -1,13 +1,18 @@
 //! Queues over a host that keeps KFD's rules.
 #![allow(unsafe_code, reason = "reads of the memory that the library has made for a queue")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use hsakmt_abi::event::HsaEvent;
 use hsakmt_abi::queue::{HsaQueuePriority, HsaQueueResource, HsaQueueType};
 use hsakmt_abi::status::HsakmtStatus;
-use virtio_kfd_protocol::Call;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+use virtio_kfd_protocol::{Call, Status};
 
 use super::kfd::{GPUS, Kfd};
 use super::{is_gone, mapping, status};
@@ -331,4 +336,83 @@ fn still_doorbells_trap_and_no_store_is_lost() {
     assert_eq!(calls.last(), Some(&0), "a close lets nothing trap");
     drop(kfd);
     assert!(is_gone(doorbell) && is_gone(other.queue_door_bell));
+}
+
+#[test]
+fn a_host_without_room_for_the_question_is_asked_again() {
+    if !can_trap() {
+        return;
+    }
+    let kfd = Kfd::new();
+    let queue = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    (kfd.state.lock().unwrap().still, kfd.state.lock().unwrap().wait_status) = (true, Status::LIMIT);
+    kfd.thunk.queues.watch(&kfd.thunk);
+    await_told(&kfd, &[1]);
+    store(queue.queue_door_bell, 1);
+    assert_eq!(long(queue.queue_door_bell), 1);
+    kfd.thunk.shut_down();
+}
+
+/// How many there were.
+static BROKEN_PIPES: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count_broken_pipe(_signal: libc::c_int) {
+    BROKEN_PIPES.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn doorbells_that_are_made_after_the_watchers_end_send_no_signal() {
+    if !can_trap() {
+        return;
+    }
+    let action = SigAction::new(SigHandler::Handler(count_broken_pipe), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler adds to a number, which is safe in a signal handler.
+    let before = unsafe { sigaction(Signal::SIGPIPE, &action) }.unwrap();
+    let kfd = Kfd::new();
+    kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    kfd.state.lock().unwrap().wait_status = Status::NOT_SUPPORTED;
+    kfd.thunk.queues.watch(&kfd.thunk);
+    // The last that it says. That it has ended cannot be seen, but takes far less than this.
+    await_told(&kfd, &[0]);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut other = kfd.new_queue(HsaQueueType::SDMA);
+    other.node += 1;
+    let other = kfd.create(other).unwrap();
+    store(other.queue_door_bell, 1);
+    kfd.thunk.shut_down();
+    // SAFETY: what there was before.
+    unsafe { sigaction(Signal::SIGPIPE, &before) }.unwrap();
+    assert_eq!(BROKEN_PIPES.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_close_does_not_wait_for_children_of_fork() {
+    if !can_trap() {
+        return;
+    }
+    let kfd = Kfd::new();
+    kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap();
+    kfd.state.lock().unwrap().still = true;
+    kfd.thunk.queues.watch(&kfd.thunk);
+    await_told(&kfd, &[1]);
+    // SAFETY: the child only sleeps until it is killed.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        loop {
+            // SAFETY: no pointer.
+            unsafe { libc::pause() };
+        }
+    }
+    let thunk = Arc::clone(&kfd.thunk);
+    let (closed, closes) = channel();
+    std::thread::spawn(move || {
+        thunk.shut_down();
+        let _ = closed.send(());
+    });
+    let ended = closes.recv_timeout(Duration::from_secs(60));
+    let child = Pid::from_raw(child);
+    kill(child, Signal::SIGKILL).unwrap();
+    waitpid(child, None).unwrap();
+    ended.expect("closed while the child lives");
 }

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +25,8 @@ use super::ram::map_runs;
 use super::system;
 use super::window::Shown;
 use super::wire::{self, Message, Reply, Request, Run, call, status};
-use crate::transport::{Blob, Result, Transport, TransportError, own};
+use crate::transport::own::Kept;
+use crate::transport::{Blob, Result, Transport, TransportError};
 
 /// Most frames that can be under way at a time. A context has fewer.
 const MOST_CHANNELS: usize = 256;
@@ -40,35 +41,6 @@ const SLACK: Duration = Duration::from_secs(10);
 pub struct SharedContext {
     link: Handle,
     capset: Capset,
-}
-
-/// A descriptor that stays open in a process that knows nothing of it.
-struct Kept(OwnedFd);
-
-impl Kept {
-    fn new(descriptor: OwnedFd) -> Kept {
-        Kept(own::opened(descriptor))
-    }
-
-    /// For a forked child, where the owner is never dropped. Only async-signal-safe calls.
-    fn abandon(&self) {
-        let raw = self.0.as_raw_fd();
-        own::closing(raw);
-        // Nothing can be done about a failure.
-        let _ = nix::unistd::close(raw);
-    }
-}
-
-impl AsFd for Kept {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        own::closing(self.0.as_raw_fd());
-    }
 }
 
 /// The connections. In a forked child they are never dropped: they are the parent's.
