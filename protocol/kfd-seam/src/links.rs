@@ -1,13 +1,13 @@
 //! Ways to the service's paths that do not begin at the root: links of `/proc` to open descriptors, and directories of the real file
 //! system.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fmt::Write;
 use std::os::fd::RawFd;
 
 use rustix::fs::{CWD, readlinkat_raw};
 
-use crate::path::is_near;
+use crate::path::{components, is_near_from, is_one, names};
 
 /// `PATH_MAX` of `linux/limits.h`, in bytes with the terminating zero.
 const PATH_MAX: usize = 4096;
@@ -42,32 +42,31 @@ fn digits(text: &[u8]) -> Option<(i64, &[u8])> {
     Some((str::from_utf8(number).ok()?.parse().ok()?, rest))
 }
 
-/// Whether the relative path `path` may lead to one of `prefixes` from a directory above it: its first component is one of theirs, or it
-/// goes up somewhere. Most paths end here, without a system call.
+/// Whether the relative path `path` may lead to one of `prefixes` from a directory above it: where it has gone up as far as it goes, or at its
+/// beginning, comes a component of theirs. Most paths end here, without a system call.
 pub fn may_lead(prefixes: &[&str], path: &[u8]) -> bool {
-    let mut components = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
-    let Some(first) = components.next() else { return false };
-    let goes_up = first == b".." || components.any(|name| name == b"..");
-    let is_one = |prefix: &&str| {
-        let mut names = prefix.as_bytes().split(|byte| *byte == b'/').filter(|name| !name.is_empty());
-        names.any(|name| match name.strip_suffix(b"*") {
-            Some(start) => first.starts_with(start),
-            None => name == first,
-        })
-    };
-    goes_up || prefixes.iter().any(is_one)
+    // Components below the highest directory that the path came through.
+    let mut depth = 0usize;
+    for component in components(path) {
+        if component == b".." {
+            depth = depth.saturating_sub(1);
+            continue;
+        }
+        if depth == 0 && prefixes.iter().any(|prefix| names(prefix).any(|name| is_one(name, component))) {
+            return true;
+        }
+        depth = depth.saturating_add(1);
+    }
+    false
 }
 
 /// The absolute path of `path` from the real directory `directory` (`AT_FDCWD` for the working one), when it leads near one of `prefixes`.
+/// Allocates only then: paths that are none of the service's may be named in signal handlers.
 pub fn from_directory(prefixes: &[&str], directory: c_int, path: &[u8]) -> Option<Vec<u8>> {
-    let join = |place: &[u8]| {
-        // What is no directory has no absolute path: "pipe:[1]".
-        let begin = Some(place).filter(|place| place.first() == Some(&b'/'))?;
-        let whole = [begin, b"/", path].concat();
-        is_near(prefixes, &whole).then_some(whole)
-    };
+    // What is no directory has no absolute path: "pipe:[1]".
+    let join = |place: &[u8]| is_near_from(prefixes, place, path).then(|| [place, b"/", path].concat());
     match directory {
-        libc::AT_FDCWD => target("/proc/self/cwd", join),
+        libc::AT_FDCWD => target(c"/proc/self/cwd", join),
         fd => name_of(fd, join),
     }
 }
@@ -76,13 +75,31 @@ pub fn from_directory(prefixes: &[&str], directory: c_int, path: &[u8]) -> Optio
 pub fn name_of<T: Default>(fd: RawFd, look: impl FnOnce(&[u8]) -> T) -> T {
     let mut link = Text::default();
     match write!(link, "/proc/self/fd/{fd}") {
-        Ok(()) => target(link.as_str(), look),
+        Ok(()) => target(link.as_c_str(), look),
         Err(_) => T::default(),
     }
 }
 
+/// Bytes of a link's target for which there is always room: little enough for a signal handler on a stack of its own, which may have
+/// 4 KiB in all besides the kernel's frame.
+const SHORT: usize = 256;
+
 /// Where a link leads to.
-fn target<T: Default>(link: &str, look: impl FnOnce(&[u8]) -> T) -> T {
+fn target<T: Default>(link: &CStr, look: impl FnOnce(&[u8]) -> T) -> T {
+    let mut buffer = [0u8; SHORT];
+    let length = readlinkat_raw(CWD, link, &mut buffer[..]).unwrap_or(0);
+    if length == SHORT {
+        return long_target(link, look);
+    }
+    match buffer.get(..length) {
+        Some(target) if !target.is_empty() => look(target),
+        _ => T::default(),
+    }
+}
+
+/// [`target`] with room for the longest, in a frame of its own, which short ones do without.
+#[inline(never)]
+fn long_target<T: Default>(link: &CStr, look: impl FnOnce(&[u8]) -> T) -> T {
     let mut buffer = [0u8; PATH_MAX];
     let length = readlinkat_raw(CWD, link, &mut buffer[..]).unwrap_or(0);
     match buffer.get(..length) {
@@ -91,7 +108,7 @@ fn target<T: Default>(link: &str, look: impl FnOnce(&[u8]) -> T) -> T {
     }
 }
 
-/// A short text without the heap.
+/// A short text without the heap; what is not written is zero, and so is the last byte, always.
 #[derive(Default)]
 struct Text {
     bytes: [u8; 32],
@@ -99,14 +116,17 @@ struct Text {
 }
 
 impl Text {
-    fn as_str(&self) -> &str {
-        self.bytes.get(..self.length).and_then(|text| str::from_utf8(text).ok()).unwrap_or_default()
+    fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
 }
 
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         let end = self.length.checked_add(text.len()).ok_or(std::fmt::Error)?;
+        if end >= self.bytes.len() {
+            return Err(std::fmt::Error);
+        }
         self.bytes.get_mut(self.length..end).ok_or(std::fmt::Error)?.copy_from_slice(text.as_bytes());
         self.length = end;
         Ok(())
@@ -147,12 +167,29 @@ mod tests {
 
     #[test]
     fn relative_paths_that_may_lead_there() {
-        for near in
-            [&b"kfd"[..], b"./dri/x", b"dev/null", b"../x", b"pci0000:00/x", b"class", b"x/../dev/kfd"]
-        {
+        for near in [
+            &b"kfd"[..],
+            b"./dri/x",
+            b"dev/null",
+            b"../../dev/x",
+            b"pci0000:00/x",
+            b"class",
+            b"x/../dev/kfd",
+            b"kfd/../x",
+        ] {
             assert!(may_lead(PREFIXES, near), "{}", String::from_utf8_lossy(near));
         }
-        for far in [&b""[..], b".", b"src/main.c", b"kfd2", b"x/dev/kfd"] {
+        for far in [
+            &b""[..],
+            b".",
+            b"src/main.c",
+            b"kfd2",
+            b"x/dev/kfd",
+            b"..",
+            b"../x",
+            b"../tmp/../dev2/kfd",
+            b"a/b/../dev",
+        ] {
             assert!(!may_lead(PREFIXES, far), "{}", String::from_utf8_lossy(far));
         }
     }
@@ -166,5 +203,23 @@ mod tests {
         assert_eq!(from(b"null"), None);
         assert_eq!(from_directory(PREFIXES, libc::AT_FDCWD, b"kfd"), None);
         assert_eq!(from_directory(PREFIXES, -7, b"kfd"), None);
+        // From a directory with a long name.
+        let directory = tempfile::tempdir().unwrap();
+        for length in [SHORT - 1, SHORT, SHORT + 1, 3 * SHORT] {
+            let mut deep = directory.path().canonicalize().unwrap().into_os_string();
+            while length - deep.len() > 201 {
+                deep.push("/");
+                deep.push("x".repeat(100));
+            }
+            deep.push("/");
+            deep.push("x".repeat(length - deep.len()));
+            std::fs::create_dir_all(&deep).unwrap();
+            assert_eq!(deep.len(), length);
+            let opened = std::fs::File::open(&deep).unwrap();
+            let up = [&b"../".repeat(20)[..], b"dev/kfd"].concat();
+            let whole = [deep.as_encoded_bytes(), b"/", &up].concat();
+            assert_eq!(from_directory(PREFIXES, opened.as_raw_fd(), &up), Some(whole));
+            assert_eq!(from_directory(PREFIXES, opened.as_raw_fd(), b"dev/kfd"), None);
+        }
     }
 }

@@ -17,67 +17,75 @@ const MAX_SYMLINKS: u32 = 40;
 
 /// Whether the service is to be asked about the absolute path `path`: whether one of its components, after
 /// `.`, `..` and repeated slashes are taken out, leads to or below one of `prefixes`. Allocates nothing,
-/// makes no system call and takes no lock: it runs on every path that the process names, before `main` and in
-/// signal handlers.
+/// makes no system call, takes no lock and no more than a few words of stack: it runs on every path that the process names, before
+/// `main` and in signal handlers.
 ///
 /// A prefix is absolute and normalised; a trailing `*` lets its last component be any that begins so.
 pub fn is_near(prefixes: &[&str], path: &[u8]) -> bool {
     path.first() == Some(&b'/')
         && path.len() < PATH_MAX
         && may_be_near(prefixes, path)
-        && walks_near(prefixes, path)
+        && prefixes.iter().any(|prefix| walks_near(prefix, components(path)))
+}
+
+/// [`is_near`] of the relative `path` as seen from the absolute path `directory`.
+pub fn is_near_from(prefixes: &[&str], directory: &[u8], path: &[u8]) -> bool {
+    let length = directory.len().saturating_add(1).saturating_add(path.len());
+    directory.first() == Some(&b'/')
+        && length < PATH_MAX
+        && prefixes.iter().any(|prefix| walks_near(prefix, components(directory).chain(components(path))))
 }
 
 /// Whether the path begins with the same component as one of `prefixes`, or can come to by `..`. Most paths do
-/// not, and end here, without the buffer on a signal handler's stack.
+/// not, and end here.
 pub fn may_be_near(prefixes: &[&str], path: &[u8]) -> bool {
-    let mut components = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    let mut components = components(path);
     let Some(first) = components.next() else { return false };
-    let starts = |prefix: &&str| {
-        let prefix = prefix.as_bytes().split(|byte| *byte == b'/').find(|name| !name.is_empty());
-        prefix.is_some_and(|prefix| leads_to(prefix, first))
-    };
+    let starts = |prefix: &&str| names(prefix).next().is_some_and(|name| is_one(name, first));
     first == b".." || prefixes.iter().any(starts) || components.any(|name| name == b"..")
 }
 
-#[inline(never)]
-fn walks_near(prefixes: &[&str], path: &[u8]) -> bool {
-    let mut buffer = [0u8; PATH_MAX];
-    let mut length = 0usize;
-    for component in path.split(|byte| *byte == b'/') {
-        match component {
-            b"" | b"." => {}
-            b".." => {
-                let current = buffer.get(..length).unwrap_or_default();
-                length = current.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-            }
-            name => {
-                // The result is never longer than the path, which fits.
-                let end = length.saturating_add(1).saturating_add(name.len());
-                let Some((slash, rest)) =
-                    buffer.get_mut(length..end).and_then(|place| place.split_first_mut())
-                else {
-                    return false;
-                };
-                *slash = b'/';
-                rest.copy_from_slice(name);
-                length = end;
-                let current = buffer.get(..length).unwrap_or_default();
-                if prefixes.iter().any(|prefix| leads_to(prefix.as_bytes(), current)) {
-                    return true;
-                }
-            }
-        }
-    }
-    false
+/// The components of a path that lead somewhere: names and `..`.
+pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."))
 }
 
-/// Whether the normalised `path` is what `prefix` names or lies below it.
-fn leads_to(prefix: &[u8], path: &[u8]) -> bool {
-    match prefix.strip_suffix(b"*") {
-        Some(start) => path.starts_with(start),
-        None => path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/")),
+/// The components of a prefix.
+pub fn names(prefix: &str) -> impl Iterator<Item = &[u8]> {
+    components(prefix.as_bytes())
+}
+
+/// Whether `component` is what a prefix has as `name`.
+pub fn is_one(name: &[u8], component: &[u8]) -> bool {
+    match name.strip_suffix(b"*") {
+        Some(start) => component.starts_with(start),
+        None => name == component,
     }
+}
+
+/// Whether a walk of `components` from the root comes to `prefix`.
+fn walks_near<'path>(prefix: &str, components: impl Iterator<Item = &'path [u8]>) -> bool {
+    // How many components deep the walk is, and how many of them, from the root on, are the prefix's.
+    let mut depth = 0usize;
+    let mut shared = 0usize;
+    for component in components {
+        if component == b".." {
+            depth = depth.saturating_sub(1);
+            shared = shared.min(depth);
+            continue;
+        }
+        if shared == depth {
+            let mut names = names(prefix).skip(shared);
+            if names.next().is_some_and(|name| is_one(name, component)) {
+                if names.next().is_none() {
+                    return true;
+                }
+                shared = shared.saturating_add(1);
+            }
+        }
+        depth = depth.saturating_add(1);
+    }
+    false
 }
 
 /// What a path comes to.
@@ -201,6 +209,37 @@ mod tests {
         ] {
             assert!(!is_near(PREFIXES, far.as_bytes()), "{far}");
         }
+    }
+
+    #[test]
+    fn seen_from_a_directory() {
+        let near = |directory: &str, path: &str| {
+            let joined = is_near(PREFIXES, format!("{directory}/{path}").as_bytes());
+            let apart = is_near_from(PREFIXES, directory.as_bytes(), path.as_bytes());
+            assert_eq!(apart, joined, "{path} from {directory}");
+            apart
+        };
+        for (directory, path) in [
+            ("/dev", "kfd"),
+            ("/", "dev/kfd"),
+            ("/dev/shm", "../kfd/"),
+            ("/sys/class", "kfd/../net"),
+            ("/sys/dev", "char/226:1"),
+            ("/a/b", "../../../dev//./dri"),
+        ] {
+            assert!(near(directory, path), "{path} from {directory}");
+        }
+        for (directory, path) in
+            [("/dev", "null"), ("/dev", "../kfd"), ("/a/dev", "kfd"), ("/sys/a/class", "../kfd"), ("/", "..")]
+        {
+            assert!(!near(directory, path), "{path} from {directory}");
+        }
+        // What is no directory has no absolute path.
+        assert!(!is_near_from(PREFIXES, b"pipe:[1]", b"../dev/kfd"));
+        let (length, deep) = (PATH_MAX - b"//kfd".len(), "/".repeat(PATH_MAX));
+        let from =
+            |length| is_near_from(PREFIXES, &[b"/dev", &deep.as_bytes()[..length - 4]].concat(), b"kfd");
+        assert!(from(length) && !from(length + 1));
     }
 
     #[test]

@@ -45,6 +45,12 @@ cases!(
     shared
 );
 
+/// What a signal handler may call.
+#[test]
+fn handlers() {
+    check("handlers", &["-DOWN_MALLOC"], &[]);
+}
+
 #[test]
 fn panic() {
     assert!(check("panic", &[], &[]).contains("a fault of the service"));
