@@ -10,12 +10,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
+use std::time::Duration;
 
 use kfd_abi::smi::{KFD_SMI_EVENT_QUEUE_EVICTION, KFD_SMI_EVENT_QUEUE_RESTORE, event_mask};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, shutdown, socketpair,
@@ -24,14 +24,19 @@ use nix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 use virtio_kfd_protocol::calls::{CloseSmi, OpenSmi, ReadSmi};
 use virtio_kfd_protocol::limits::MAX_SMI_BYTES;
-use virtio_kfd_protocol::{GpuId, GpuRequest, ReadSmiRequest, SMI_CLOSED, SMI_LINES, SmiStream};
+use virtio_kfd_protocol::{GpuId, GpuRequest, ReadSmiRequest, SMI_CLOSED, SMI_LINES, SmiStream, Status};
 
 use super::lock::lock;
 use super::refusal::{Level, Refusal, say};
+use super::wake::Wake;
 use crate::client::{Client, ClientError};
+use crate::transport::own::Kept;
 
 /// Stack of a thread in bytes.
 const STACK_BYTES: usize = 128 << 10;
+
+/// Before lines are asked for again that the host had no room to be asked for.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// What has a connection: the threads here do not keep it from its end.
 pub trait Connected: Send + Sync + 'static {
@@ -88,24 +93,24 @@ struct State {
     /// Whether the thread that waits at the host runs.
     reads: bool,
     /// Whether the other one runs; what ends its sleep.
-    watches: Option<Arc<EventFd>>,
+    watches: Option<Arc<Wake>>,
 }
 
 /// A stream that the program has not closed.
 struct Stream {
     /// The host's number.
     id: u32,
-    socket: OwnedFd,
+    socket: Arc<Kept>,
     /// Bits of events that the program wants.
     mask: Mutex<u64>,
 }
 
 /// The library's ends of streams whose connection has ended. A program that writes to one must not get a SIGPIPE, which it does
 /// not from the device, so they are kept until the program has closed its own.
-static LEFT: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Arc<Kept>>> = Mutex::new(Vec::new());
 
 /// Whether the program has closed its end.
-fn is_over(socket: &OwnedFd) -> bool {
+fn is_over(socket: &Kept) -> bool {
     let mut polled = [PollFd::new(socket.as_fd(), PollFlags::empty())];
     let found = poll(&mut polled, PollTimeout::ZERO).map(|_| polled);
     found.is_ok_and(|[polled]| polled.any() == Some(true))
@@ -180,6 +185,7 @@ impl Smi {
         state.sweep(Some(client));
         let (answer, _) = client.call::<OpenSmi>(&GpuRequest { gpu_id, pad: 0 }, &[], 0)?;
         let id = answer.stream;
+        let socket = Arc::new(Kept::new(socket));
         state.streams.push(Arc::new(Stream { id, socket, mask: Mutex::new(0) }));
         if let Err(error) = self.start(&mut state, connection) {
             state.streams.retain(|stream| stream.id != id);
@@ -194,11 +200,10 @@ impl Smi {
     fn start<C: Connected>(&self, state: &mut State, connection: &Arc<C>) -> io::Result<()> {
         match &state.watches {
             Some(poke) => {
-                poke.write(1)?;
+                poke.call();
             }
             None => {
-                let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-                let poke = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+                let poke = Arc::new(Wake::new()?);
                 let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(connection));
                 let own = Arc::clone(&poke);
                 spawn("smi-watch", move || watch(&shared, &weak, &own))?;
@@ -242,14 +247,14 @@ impl State {
     fn end(&mut self) {
         for stream in self.streams.drain(..) {
             let _ = shutdown(stream.socket.as_raw_fd(), Shutdown::Write);
-            let Ok(socket) = stream.socket.try_clone() else { continue };
+            let socket = Arc::clone(&stream.socket);
             match LEFT.try_lock() {
                 Ok(mut left) => left.push(socket),
                 Err(_) => std::mem::forget(socket),
             }
         }
         if let Some(poke) = &self.watches {
-            let _ = poke.write(1);
+            poke.call();
         }
     }
 }
@@ -287,6 +292,12 @@ fn read<C: Connected>(shared: &Shared, connection: &Weak<C>) {
                 state.reads = false;
                 return;
             }
+            // Others of this VM have the room: until later.
+            Err(error) if matches!(error.status(), Some((Status::LIMIT, _))) && !state.streams.is_empty() => {
+                drop(state);
+                drop(connection);
+                thread::sleep(AGAIN);
+            }
             Err(error) => {
                 say(Level::Warning, || format!("no more system management events: {error}"));
                 state.reads = false;
@@ -298,7 +309,7 @@ fn read<C: Connected>(shared: &Shared, connection: &Weak<C>) {
 }
 
 /// Takes masks, and closes what the program has closed, until there is no stream.
-fn watch<C: Connected>(shared: &Shared, connection: &Weak<C>, poke: &EventFd) {
+fn watch<C: Connected>(shared: &Shared, connection: &Weak<C>, poke: &Wake) {
     loop {
         let streams = {
             let mut state = lock(&shared.state);
@@ -312,8 +323,12 @@ fn watch<C: Connected>(shared: &Shared, connection: &Weak<C>, poke: &EventFd) {
         };
         let mut polled = vec![PollFd::new(poke.as_fd(), PollFlags::POLLIN)];
         polled.extend(streams.iter().map(|stream| PollFd::new(stream.socket.as_fd(), PollFlags::POLLIN)));
-        match poll(&mut polled, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
+        let polled = match poll(&mut polled, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        match polled.and_then(|()| poke.take()) {
+            Ok(()) => {}
             Err(error) => {
                 // Masks are looked at when lines come, too.
                 say(Level::Warning, || format!("system management events are not watched any more: {error}"));
@@ -321,7 +336,6 @@ fn watch<C: Connected>(shared: &Shared, connection: &Weak<C>, poke: &EventFd) {
                 return;
             }
         }
-        let _ = poke.read();
         for stream in &streams {
             stream.look(&mut lock(&stream.mask));
         }
@@ -330,7 +344,12 @@ fn watch<C: Connected>(shared: &Shared, connection: &Weak<C>, poke: &EventFd) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use virtio_kfd_protocol::{ReadSmiAnswer, Request};
+
     use super::*;
+    use crate::client::tests::host::{FakeHost, Fate, answer_with};
 
     /// Lines by KFD_EVENT_FMT_* of linux/kfd_ioctl.h.
     #[test]
@@ -350,7 +369,7 @@ mod tests {
     fn a_stream_gets_what_its_last_mask_names() {
         let flags = SockFlag::SOCK_NONBLOCK;
         let (socket, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
-        let stream = Stream { id: 1, socket, mask: Mutex::new(0) };
+        let stream = Stream { id: 1, socket: Arc::new(Kept::new(socket)), mask: Mutex::new(0) };
         let read = |buffer: &mut [u8]| nix::unistd::read(&theirs, buffer);
         let write = |mask: u64| nix::unistd::write(&theirs, &mask.to_ne_bytes()).unwrap();
         let mut buffer = [0; 64];
@@ -364,5 +383,42 @@ mod tests {
         drop(theirs);
         assert!(is_over(&stream.socket));
         stream.deliver(b"2 4:1\n", 1);
+    }
+
+    /// A host with one stream, that has no room for the first questions.
+    #[test]
+    fn a_host_without_room_is_asked_again_for_lines() {
+        let asked = AtomicU32::new(0);
+        let host = FakeHost::new(move |_, frame| {
+            let answer = answer_with(frame, |request, answer| {
+                let header = &request.header;
+                match Request::decode(request).unwrap() {
+                    Request::OpenSmi { .. } => {
+                        answer.push::<OpenSmi>(header, &SmiStream { stream: 5, pad: 0 }, &[]);
+                    }
+                    Request::ReadSmi { .. } => match asked.fetch_add(1, Ordering::SeqCst) {
+                        // A wait, then the look: the refusal reaches the thread.
+                        0..=5 => answer.push_status(header.opcode, Status::LIMIT, 0),
+                        _ => {
+                            thread::sleep(Duration::from_millis(1));
+                            let lines = ReadSmiAnswer { outcome: SMI_LINES, stream: 5, ..Default::default() };
+                            answer.push::<ReadSmi>(header, &lines, b"2 4:1\n");
+                        }
+                    },
+                    _ => answer.push_status(header.opcode, Status::OK, 0),
+                }
+            });
+            Fate::Answer(answer)
+        });
+        let client = Arc::new(Client::over(Box::new(host)).unwrap());
+        let smi = Smi::default();
+        let theirs = smi.open(&client, GpuId(77)).unwrap();
+        nix::unistd::write(&theirs, &event_mask(2).to_ne_bytes()).unwrap();
+        let mut polled = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut polled, PollTimeout::from(60_000u16)), Ok(1));
+        let mut line = [0; 6];
+        assert_eq!(nix::unistd::read(&theirs, &mut line), Ok(6), "not an end");
+        assert_eq!(&line, b"2 4:1\n");
+        smi.release_all(&client);
     }
 }

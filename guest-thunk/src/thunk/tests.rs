@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod hdp;
+mod kept;
 mod kfd;
 mod queue;
 mod registered;

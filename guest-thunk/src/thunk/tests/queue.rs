@@ -32,7 +32,7 @@ fn long(address: u64) -> u64 {
 }
 
 impl Kfd {
-    fn new_queue(&self, kind: HsaQueueType) -> NewQueue {
+    pub fn new_queue(&self, kind: HsaQueueType) -> NewQueue {
         NewQueue {
             sdma_engine: 0,
             node: self.gpu_node(),
@@ -284,7 +284,7 @@ fn store(address: u64, value: u64) {
 }
 
 /// Whether this process may have the trap.
-fn can_trap() -> bool {
+pub fn can_trap() -> bool {
     let available = trap::is_available();
     if !available {
         println!("SKIP: userfaultfd for user mode is refused here");
