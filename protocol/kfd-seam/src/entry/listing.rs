@@ -88,7 +88,11 @@ unsafe fn collect(preload: &Preload, stream: *mut libc::DIR, filter: Filter) -> 
         let name = unsafe { &raw const (*entry).d_name };
         // SAFETY: an entry's name is terminated.
         let name = unsafe { CStr::from_ptr(name.cast()) };
-        let size = offset_of!(libc::dirent64, d_name).saturating_add(name.to_bytes_with_nul().len());
+        let used = offset_of!(libc::dirent64, d_name).saturating_add(name.to_bytes_with_nul().len());
+        // The length that the entry says it has, which is rounded up and what a program may copy. So much is there: libc's own entries
+        // are the kernel's records, and a stream's are whole structs, which no name of theirs goes beyond.
+        // SAFETY: readdir's result is a whole entry.
+        let size = used.max(usize::from(unsafe { (*entry).d_reclen }));
         // SAFETY: the size is not 0.
         let copy = unsafe { libc::malloc(size) };
         if copy.is_null() {

@@ -51,6 +51,12 @@ fn handlers() {
     check("handlers", &["-DOWN_MALLOC"], &[]);
 }
 
+/// What libc makes of listings inside itself.
+#[test]
+fn scandir() {
+    check("scandir", &["-DOWN_MALLOC"], &[]);
+}
+
 #[test]
 fn panic() {
     assert!(check("panic", &[], &[]).contains("a fault of the service"));

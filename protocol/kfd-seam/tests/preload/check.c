@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -494,10 +495,17 @@ static void test_signals(void)
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 static volatile unsigned long heap_calls;
 
+/* The last blocks, by the number of the call modulo the length. */
+static struct {
+    void *block;
+    size_t size;
+} blocks[1 << 16];
+
 void *malloc(size_t size)
 {
-    heap_calls++;
-    return __libc_malloc(size);
+    unsigned long call = heap_calls++ % (sizeof blocks / sizeof *blocks);
+    blocks[call].size = size;
+    return blocks[call].block = __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
@@ -510,6 +518,36 @@ void *realloc(void *block, size_t size)
 {
     heap_calls++;
     return __libc_realloc(block, size);
+}
+
+/* What malloc was last asked for when it gave this out. */
+static size_t asked_for(void *block)
+{
+    for (unsigned long back = 1; back <= heap_calls && back <= sizeof blocks / sizeof *blocks; back++) {
+        unsigned long call = (heap_calls - back) % (sizeof blocks / sizeof *blocks);
+        if (blocks[call].block == block)
+            return blocks[call].size;
+    }
+    return 0;
+}
+
+/* A copy of an entry is as long as it says. */
+static void test_scandir(void)
+{
+    static const char *const paths[] = {TOPOLOGY, "/sys/class/kfd/kfd", "/usr/share",
+                                        "/sys/class/kfd/kfd/../../../../../etc"};
+    for (unsigned i = 0; i < sizeof paths / sizeof *paths; i++) {
+        struct dirent **entries;
+        int count = scandir(paths[i], &entries, NULL, alphasort);
+        CHECK(count >= 3 && strcmp(entries[0]->d_name, ".") == 0);
+        for (int n = 0; n < count; n++) {
+            struct dirent *entry = entries[n];
+            size_t used = offsetof(struct dirent, d_name) + strlen(entry->d_name) + 1;
+            CHECK(entry->d_reclen >= used && asked_for(entry) >= entry->d_reclen);
+            free(entry);
+        }
+        free(entries);
+    }
 }
 
 static void asks(int signal)
@@ -719,7 +757,7 @@ static const struct {
     {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen}, {"early", test_early},
     {"shared", test_shared},
 #ifdef OWN_MALLOC
-    {"handlers", test_handlers},
+    {"handlers", test_handlers}, {"scandir", test_scandir},
 #endif
 };
 
