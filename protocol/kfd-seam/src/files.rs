@@ -157,18 +157,30 @@ pub fn content_file(content: &[u8], cloexec: bool) -> Result<OwnedFd> {
 }
 
 /// A descriptor for a place of the service's: the real directory when there is one of that path and it is to
-/// show through, else one that is good for nothing by itself.
+/// show through, else one that is good for nothing by itself. That is no directory, so that the real system does nothing at a place of its
+/// own where the program means this one: `fchdir`, `mkdirat`, `unlinkat` and the like fail with `ENOTDIR`.
 pub fn place_file(path: &std::path::Path, real: bool, cloexec: bool) -> Result<OwnedFd> {
-    let flags = OFlags::DIRECTORY | if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
-    let opened = if real {
-        rustix::fs::open(path.as_os_str().as_bytes(), OFlags::RDONLY | flags, Mode::empty()).ok()
-    } else {
-        None
-    };
-    match opened {
-        Some(descriptor) => Ok(descriptor),
-        None => rustix::fs::open("/", OFlags::PATH | flags, Mode::empty()).map_err(errno),
+    let cloexec = if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
+    let directory = OFlags::RDONLY | OFlags::DIRECTORY | cloexec;
+    if real && let Ok(opened) = rustix::fs::open(path.as_os_str().as_bytes(), directory, Mode::empty()) {
+        return Ok(opened);
     }
+    // A file of its own, which tells the descriptor from one that the number is given to later.
+    let memory = rustix::fs::memfd_create(c"kfd-seam", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(errno)?;
+    rustix::fs::fchmod(&memory, Mode::empty()).map_err(errno)?;
+    rustix::fs::fcntl_add_seals(
+        &memory,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )
+    .map_err(errno)?;
+    let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    if let Ok(opened) = rustix::fs::open(link, OFlags::PATH | cloexec, Mode::empty()) {
+        return Ok(opened);
+    }
+    // Without /proc: a read finds nothing there.
+    set_cloexec(&memory, cloexec.contains(OFlags::CLOEXEC))?;
+    Ok(memory)
 }
 
 /// Sets or clears `FD_CLOEXEC`.
@@ -210,11 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_a_real_directory_still_opens() {
-        let place = place_file(std::path::Path::new("/no/such/directory"), true, true).unwrap();
-        assert_eq!(identity(place.as_raw_fd()), {
-            let root = std::fs::metadata("/").unwrap();
-            Some((root.dev(), root.ino()))
-        });
+    fn a_place_without_a_real_directory_opens_and_is_no_directory() {
+        let open = || place_file(std::path::Path::new("/no/such/directory"), true, true).unwrap();
+        let (place, other) = (open(), open());
+        assert_ne!(identity(place.as_raw_fd()), identity(other.as_raw_fd()));
+        assert_eq!(rustix::process::fchdir(&place), Err(rustix::io::Errno::NOTDIR));
+        assert_eq!(rustix::fs::mkdirat(&place, "none", Mode::RWXU), Err(rustix::io::Errno::NOTDIR));
+        assert_eq!(rustix::io::read(&place, &mut [0; 8]), Err(rustix::io::Errno::BADF));
+        assert!(rustix::io::fcntl_getfd(&place).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        let real = place_file(std::path::Path::new("/usr"), true, false).unwrap();
+        let usr = std::fs::metadata("/usr").unwrap();
+        assert_eq!(identity(real.as_raw_fd()), Some((usr.dev(), usr.ino())));
+        assert!(!rustix::io::fcntl_getfd(&real).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
 }

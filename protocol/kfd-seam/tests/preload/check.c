@@ -340,6 +340,16 @@ static void test_directories(void)
     CHECK(readlinkat(fd, "loop", text, sizeof text) == 4);
     int file = openat(fd, "dev", O_RDONLY);
     CHECK(file >= 0 && read(file, text, sizeof text) == 6 && memcmp(text, "511:0\n", 6) == 0);
+    /* What the real system is asked to do there, it does nowhere. */
+    char before[PATH_MAX], after[PATH_MAX];
+    CHECK(getcwd(before, sizeof before) == before);
+    FAILS(fchdir(fd), ENOTDIR);
+    CHECK(getcwd(after, sizeof after) == after && strcmp(before, after) == 0);
+    FAILS(unlinkat(fd, "none", 0), ENOTDIR);
+    int place = open(TOPOLOGY, O_PATH);
+    CHECK(place >= 0);
+    FAILS(fchdir(place), ENOTDIR);
+    CHECK(close(place) == 0);
     CHECK(closedir(directory) == 0);
     FAILS(fcntl(fd, F_GETFD), EBADF);
 
