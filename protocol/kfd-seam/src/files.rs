@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::DupFlags;
 
 use crate::attributes::Attributes;
 use crate::instance::{Bypass, Instance, owns_tables};
@@ -146,13 +147,21 @@ pub fn content_file(content: &[u8], cloexec: bool) -> Result<OwnedFd> {
     .map_err(errno)?;
     // A second open of the same memory has the access mode of the program's open and its position at the
     // start. Without /proc the first one does: the seals keep it as it is.
-    let flags = if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
-    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
-    if let Ok(reopened) = rustix::fs::open(path, OFlags::RDONLY | flags, Mode::empty()) {
-        return Ok(reopened);
-    }
     rustix::fs::seek(&memory, rustix::fs::SeekFrom::Start(0)).map_err(errno)?;
-    set_cloexec(&memory, cloexec)?;
+    reopened(memory, OFlags::RDONLY, cloexec)
+}
+
+/// `memory` opened anew with `access`, under the same number: open(2) gives out the lowest that is free, and programs count on it. As it is
+/// where there is no `/proc`.
+fn reopened(mut memory: OwnedFd, access: OFlags, cloexec: bool) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    match rustix::fs::open(link, access | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(opened) => {
+            let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
+            rustix::io::dup3(&opened, &mut memory, flags).map_err(errno)?;
+        }
+        Err(_) => set_cloexec(&memory, cloexec)?,
+    }
     Ok(memory)
 }
 
@@ -160,8 +169,8 @@ pub fn content_file(content: &[u8], cloexec: bool) -> Result<OwnedFd> {
 /// show through, else one that is good for nothing by itself. That is no directory, so that the real system does nothing at a place of its
 /// own where the program means this one: `fchdir`, `mkdirat`, `unlinkat` and the like fail with `ENOTDIR`.
 pub fn place_file(path: &std::path::Path, real: bool, cloexec: bool) -> Result<OwnedFd> {
-    let cloexec = if cloexec { OFlags::CLOEXEC } else { OFlags::empty() };
-    let directory = OFlags::RDONLY | OFlags::DIRECTORY | cloexec;
+    let mut directory = OFlags::RDONLY | OFlags::DIRECTORY;
+    directory.set(OFlags::CLOEXEC, cloexec);
     if real && let Ok(opened) = rustix::fs::open(path.as_os_str().as_bytes(), directory, Mode::empty()) {
         return Ok(opened);
     }
@@ -174,13 +183,8 @@ pub fn place_file(path: &std::path::Path, real: bool, cloexec: bool) -> Result<O
         SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
     )
     .map_err(errno)?;
-    let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
-    if let Ok(opened) = rustix::fs::open(link, OFlags::PATH | cloexec, Mode::empty()) {
-        return Ok(opened);
-    }
-    // Without /proc: a read finds nothing there.
-    set_cloexec(&memory, cloexec.contains(OFlags::CLOEXEC))?;
-    Ok(memory)
+    // Without /proc a read finds nothing there.
+    reopened(memory, OFlags::PATH, cloexec)
 }
 
 /// Sets or clears `FD_CLOEXEC`.
