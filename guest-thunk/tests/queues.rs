@@ -7,7 +7,8 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_thunk::client::LOOPBACK_VARIABLE;
@@ -118,6 +119,12 @@ impl Writer {
 
     /// Puts a FENCE packet into the ring and rings.
     fn ring(&mut self) {
+        self.put();
+        long(self.resource.queue_door_bell).store(self.written, Ordering::Release);
+    }
+
+    /// The same without the ring.
+    fn put(&mut self) {
         self.last += 1;
         let packet = [5, self.target as u32, (self.target >> 32) as u32, self.last];
         for (index, value) in (0u64..).zip(packet) {
@@ -125,7 +132,6 @@ impl Writer {
         }
         self.written += 16;
         long(self.resource.queue_wptr_value).store(self.written, Ordering::Release);
-        long(self.resource.queue_door_bell).store(self.written, Ordering::Release);
     }
 
     fn wait(&self) {
@@ -178,6 +184,7 @@ fn queues_through_loopback() {
         writer.wait();
     }
     locked_memory(&mut writer);
+    no_more_mappings(&mut writer);
     children_cannot_ring(&mut writer);
     threads_ring_after_a_pause(gpu);
     arguments(gpu);
@@ -209,6 +216,60 @@ fn locked_memory(writer: &mut Writer) {
     }
     // SAFETY: no pointer.
     assert_eq!(unsafe { libc::munlockall() }, 0);
+}
+
+/// A process that has as many mappings as it may have, which can have none moved (`mremap_to`).
+fn no_more_mappings(writer: &mut Writer) {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most: usize = most.trim().parse().unwrap();
+    if most > 1 << 18 {
+        println!("SKIP: {most} mappings would take the kernel's memory (vm.max_map_count)");
+        return;
+    }
+    let (go, rung) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    writer.put();
+    let (doorbell, value) = (writer.resource.queue_door_bell, writer.written);
+    let (started, done) = (Arc::clone(&go), Arc::clone(&rung));
+    let ringer = std::thread::spawn(move || {
+        while !started.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        long(doorbell).store(value, Ordering::Release);
+        done.store(true, Ordering::Release);
+    });
+    std::thread::sleep(IDLE);
+    let map = |size: usize, flags| {
+        let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: addresses that the kernel chooses.
+        let place = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+        (place != libc::MAP_FAILED).then_some((place, size))
+    };
+    let area = map(most * 2 * 4096, libc::MAP_PRIVATE).unwrap();
+    let mut mapped = Vec::with_capacity(64);
+    for page in 0..most {
+        let place = area.0.wrapping_byte_add(page * 2 * 4096);
+        // SAFETY: a page of the area, where nothing is.
+        if unsafe { libc::mprotect(place, 4096, libc::PROT_READ) } != 0 {
+            break;
+        }
+    }
+    // What is left.
+    mapped.extend(std::iter::from_fn(|| map(4096, libc::MAP_SHARED)).take(64));
+    let full = mapped.len() < 64;
+    go.store(true, Ordering::Release);
+    let begin = Instant::now();
+    while !rung.load(Ordering::Acquire) && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let in_time = rung.load(Ordering::Acquire);
+    for (place, size) in mapped.into_iter().chain([area]) {
+        // SAFETY: what was mapped above.
+        assert_eq!(unsafe { libc::munmap(place, size) }, 0);
+    }
+    assert!(full, "there is room for more");
+    assert!(in_time, "the store waits");
+    ringer.join().unwrap();
+    writer.wait();
 }
 
 fn children_cannot_ring(writer: &mut Writer) {

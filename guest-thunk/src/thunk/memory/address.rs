@@ -86,11 +86,7 @@ impl Reservation {
     /// Keeps what is mapped here out of forked children: they could hold the memory, and a copy of it would be
     /// another memory than the GPU's.
     pub fn keep_from_children(&self) {
-        let Some(start) = pointer(self.start) else { return };
-        let Ok(size) = usize::try_from(self.size) else { return };
-        // SAFETY: the range is this reservation's; DONTFORK changes nothing in this process.
-        // A kernel that refuses leaves children with a mapping, which is no harm to this process.
-        let _ = unsafe { madvise(start, size, MmapAdvise::MADV_DONTFORK) };
+        keep_from_children(self.start, self.size);
     }
 
     /// Makes ordinary private memory of it, zeroed.
@@ -118,6 +114,15 @@ impl Drop for Reservation {
         // An unmap of a range that is mapped only fails for lack of kernel memory; the addresses are lost then.
         let _ = unmap(self.base, self.length);
     }
+}
+
+/// Keeps a range of whole pages out of forked children, whatever is mapped there.
+pub fn keep_from_children(start: u64, size: u64) {
+    let Some(start) = pointer(start) else { return };
+    let Ok(size) = usize::try_from(size) else { return };
+    // SAFETY: DONTFORK changes nothing in this process.
+    // A kernel that refuses leaves children with a mapping, which is no harm to this process.
+    let _ = unsafe { madvise(start, size, MmapAdvise::MADV_DONTFORK) };
 }
 
 fn too_large() -> io::Error {

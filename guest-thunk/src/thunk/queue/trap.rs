@@ -29,7 +29,7 @@ use virtio_kfd_protocol::{RingDoorbellsRequest, Status, WaitDoorbellsRequest};
 
 use crate::client::{Client, ClientError};
 use crate::thunk::Thunk;
-use crate::thunk::memory::address::{Reservation, page_size};
+use crate::thunk::memory::address::{Reservation, keep_from_children, page_size};
 use crate::thunk::memory::block::Block;
 use crate::thunk::moves::Alone;
 use crate::thunk::refusal::{Level, say};
@@ -225,7 +225,11 @@ struct Armed {
     /// Where they are: a program may move them.
     at: AtomicU64,
     size: u64,
+    slice: Arc<dyn Slice>,
     spare: Option<Spare>,
+    /// Another one, in whose place a process can map that has as many mappings as it may have, and so can move none.
+    room: Option<Spare>,
+    given_back: bool,
     /// As many addresses that cannot be read, to ask what is there; none where nothing else can be.
     nowhere: Option<Reservation>,
 }
@@ -240,7 +244,7 @@ impl Armed {
         others: &[Armed],
     ) -> io::Result<Option<(Armed, bool)>> {
         let (to, size) = (slice.start(), slice.size());
-        let spare = Spare::new(&**slice)?;
+        let [spare, room] = [Spare::new(&**slice)?, Spare::new(&**slice)?].map(Some);
         let nowhere = match slice.is_there() {
             None => None,
             Some(true) => Some(Reservation::new(size, page_size(), 0, ANYWHERE)?),
@@ -259,8 +263,16 @@ impl Armed {
             let _ = readable([faults.as_fd()], Some(MOVE));
             rung |= hear(faults, others);
         })?;
-        let armed =
-            Armed { faults: Arc::clone(faults), at: AtomicU64::new(to), size, spare: Some(spare), nowhere };
+        let armed = Armed {
+            faults: Arc::clone(faults),
+            at: AtomicU64::new(to),
+            size,
+            slice: Arc::clone(slice),
+            spare,
+            room,
+            given_back: false,
+            nowhere,
+        };
         Ok(moved.then_some((armed, rung)))
     }
 
@@ -283,23 +295,38 @@ impl Armed {
     /// them right now.
     fn give_back(&mut self) -> bool {
         let at = self.at.load(Ordering::Relaxed);
-        while self.waits(at) {
-            let Some(Spare(reservation)) = self.spare.take() else { break };
-            if let Err((reservation, _)) = move_over(reservation, at) {
+        while !self.given_back && self.waits(at) {
+            match self.put(at) {
+                Ok(()) => self.given_back = true,
                 // Short of kernel memory: the program waits with its store until there is some.
-                self.spare = Some(Spare(reservation));
-                thread::sleep(AGAIN);
+                Err(_) => thread::sleep(AGAIN),
             }
         }
         // Who waits came to do so before the move, so all of them are woken.
         let _ = self.faults.wake(at, self.size);
-        self.spare.is_none()
+        self.given_back
+    }
+
+    /// Puts the doorbells in place of the pages that trap there. After an error those are as before.
+    fn put(&mut self, at: u64) -> io::Result<()> {
+        if let Some(Spare(reservation)) = self.spare.take() {
+            match move_over(reservation, at) {
+                Ok(()) => return Ok(()),
+                Err((reservation, _)) => self.spare = Some(Spare(reservation)),
+            }
+        }
+        // mremap refuses a process that has all but three of the mappings that it may have. One over the same range is none more,
+        // but must not find it with one too many, which mmap lets it have.
+        self.room = None;
+        self.slice.map_again(at)?;
+        keep_from_children(at, self.size);
+        Ok(())
     }
 }
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if self.spare.is_some() {
+        if !self.given_back {
             self.give_back();
         }
     }
