@@ -154,11 +154,15 @@ impl Slice for Mapped {
         self.blob.map_fixed(GuestVa(address), self.blob.size(), protection).map_err(io::Error::other)
     }
 
-    fn is_there(&self) -> Option<bool> {
+    fn may_go(&self) -> bool {
+        true
+    }
+
+    fn is_there(&self) -> bool {
         let _bypass = Bypass::enter();
         let range = self.at..self.at.saturating_add(self.blob.size());
         let found = areas(&range).ok().and_then(|areas| places(&areas, &self.place, self.blob.size()));
-        Some(found.is_some_and(|found| found == [self.at]))
+        found.is_some_and(|found| found == [self.at])
     }
 }
 

@@ -24,6 +24,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::time::{ClockId, clock_gettime};
 use virtio_kfd_protocol::calls::{RingDoorbells, WaitDoorbells};
 use virtio_kfd_protocol::{RingDoorbellsRequest, Status, WaitDoorbellsRequest};
 
@@ -41,6 +42,9 @@ use crate::thunk::wake::Wake;
 const ANYWHERE: (u64, u64) = (0, u64::MAX);
 /// Between two questions whether the doorbells are still.
 const LOOK: Duration = Duration::from_millis(200);
+/// So much more time than the last question and what came of it took of a CPU is left before the next one: where doorbells are is
+/// read from a list of all the process's mappings, and a program that rings now and then shall not pay for it.
+const SHARE: u32 = 64;
 /// Between two looks whether a move is over that has not told so.
 const MOVE: Duration = Duration::from_millis(1);
 /// Between two attempts to move doorbells back.
@@ -59,9 +63,14 @@ pub trait Slice: Send + Sync {
     /// Maps all of it once more, over what is mapped at an address that the caller has reserved for that.
     fn map_again(&self, address: u64) -> io::Result<()>;
 
-    /// Whether all of it is where it was, for a program that unmaps without a word. None where it cannot.
-    fn is_there(&self) -> Option<bool> {
-        None
+    /// Whether the program may unmap it without a word.
+    fn may_go(&self) -> bool {
+        false
+    }
+
+    /// Whether all of it is where it was. Asked as seldom as can be: it may take long.
+    fn is_there(&self) -> bool {
+        true
     }
 }
 
@@ -175,7 +184,7 @@ impl Order {
     /// False if the program has unmapped the doorbells.
     fn carry_out(self) -> io::Result<bool> {
         // The kernel knows no move that depends on what is there, so the look comes last.
-        if self.slice.is_there() == Some(false) {
+        if !self.slice.is_there() {
             return Ok(false);
         }
         let to = self.slice.start();
@@ -245,10 +254,9 @@ impl Armed {
     ) -> io::Result<Option<(Armed, bool)>> {
         let (to, size) = (slice.start(), slice.size());
         let [spare, room] = [Spare::new(&**slice)?, Spare::new(&**slice)?].map(Some);
-        let nowhere = match slice.is_there() {
-            None => None,
-            Some(true) => Some(Reservation::new(size, page_size(), 0, ANYWHERE)?),
-            Some(false) => return Ok(None),
+        let nowhere = match slice.may_go() {
+            false => None,
+            true => Some(Reservation::new(size, page_size(), 0, ANYWHERE)?),
         };
         let empty = Reservation::new(size, page_size(), 0, ANYWHERE)?;
         empty.fill_with_private_memory()?;
@@ -408,8 +416,9 @@ fn watch<W: Watched>(
     let mover = Mover::start()?;
     // Doorbells that were not where they should have been, until what the program does with them has been told.
     let mut lost: Vec<Armed> = Vec::new();
+    let mut pause = LOOK;
     loop {
-        let [called, said] = readable([calls.wake.as_fd(), faults.as_fd()], Some(LOOK))?;
+        let [called, said] = readable([calls.wake.as_fd(), faults.as_fd()], Some(pause))?;
         if called && calls.are_over() {
             return Ok(());
         }
@@ -420,10 +429,12 @@ fn watch<W: Watched>(
             continue;
         }
         lost.clear();
+        let before = spent();
         let armed = match watched.upgrade() {
             Some(watched) => arm(&*watched, faults, &mover),
             None => return Ok(()),
         };
+        pause = LOOK.max(spent().saturating_sub(before).saturating_mul(SHARE));
         match &armed {
             Ok(None) => continue,
             Ok(Some(armed)) => await_ring(faults, calls, armed),
@@ -445,6 +456,11 @@ fn watch<W: Watched>(
         }
         armed?;
     }
+}
+
+/// What this thread has had of a CPU.
+fn spent() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Waits until the program rings or the watcher is called.

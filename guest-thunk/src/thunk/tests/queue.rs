@@ -16,8 +16,12 @@ use virtio_kfd_protocol::{Call, Status};
 
 use super::kfd::{GPUS, Kfd};
 use super::{is_gone, mapping, status};
+use crate::client::Client;
+use crate::thunk::Thunk;
+use crate::thunk::queue::trap::{Slice, Watched, Watcher};
 use crate::thunk::queue::{NewQueue, Update, trap};
 use crate::thunk::refusal::Outcome;
+use crate::thunk::smi::Connected;
 
 /// A read of memory that was just made.
 fn word(address: u64) -> u32 {
@@ -415,4 +419,81 @@ fn a_close_does_not_wait_for_children_of_fork() {
     kill(child, Signal::SIGKILL).unwrap();
     waitpid(child, None).unwrap();
     ended.expect("closed while the child lives");
+}
+
+/// Doorbells of which it takes long to tell whether they are still there.
+struct Counted {
+    doorbells: Arc<dyn Slice>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Slice for Counted {
+    fn start(&self) -> u64 {
+        self.doorbells.start()
+    }
+
+    fn size(&self) -> u64 {
+        self.doorbells.size()
+    }
+
+    fn map_again(&self, address: u64) -> std::io::Result<()> {
+        self.doorbells.map_again(address)
+    }
+
+    fn may_go(&self) -> bool {
+        true
+    }
+
+    fn is_there(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+/// A thunk with such doorbells.
+struct Counting {
+    thunk: Arc<Thunk>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Connected for Counting {
+    fn client(&self) -> &Client {
+        self.thunk.client()
+    }
+}
+
+impl Watched for Counting {
+    fn with_slices<R>(&self, act: impl FnOnce(Vec<Arc<dyn Slice>>) -> R) -> Option<R> {
+        self.thunk.with_slices(|slices| {
+            let counted =
+                |doorbells| Arc::new(Counted { doorbells, asked: Arc::clone(&self.asked) }) as Arc<dyn Slice>;
+            act(slices.into_iter().map(counted).collect())
+        })
+    }
+}
+
+#[test]
+fn where_doorbells_are_is_looked_at_once_for_each_trap() {
+    if !can_trap() {
+        return;
+    }
+    let kfd = Kfd::new();
+    let doorbell = kfd.create(kfd.new_queue(HsaQueueType::SDMA)).unwrap().queue_door_bell;
+    let asked = Arc::new(AtomicU32::new(0));
+    let counting = Arc::new(Counting { thunk: Arc::clone(&kfd.thunk), asked: Arc::clone(&asked) });
+    let watcher = Watcher::start(&counting).unwrap();
+    let mut told = Vec::new();
+    for round in 1..4 {
+        kfd.state.lock().unwrap().still = true;
+        told.push(1);
+        await_told(&kfd, &told);
+        kfd.state.lock().unwrap().still = false;
+        assert_eq!(asked.load(Ordering::Relaxed), round);
+        store(doorbell, round.into());
+        told.push(0);
+        await_told(&kfd, &told);
+        assert_eq!(long(doorbell), u64::from(round));
+    }
+    watcher.end();
+    kfd.thunk.shut_down();
 }
