@@ -315,7 +315,11 @@ fn how_a_buffer_was_made_is_told() {
     let to = node(&importer);
     let ask = |op: u32, handle: u32, out: &mut GemCreate| {
         let value = std::ptr::from_mut(out).addr() as u64;
-        to.caller.render(to.file, request::AMDGPU_GEM_OP, &mut GemOp { handle, op, value })
+        to.caller.render(
+            to.file,
+            request::AMDGPU_GEM_OP,
+            &mut GemOp { handle, op, value, ..Default::default() },
+        )
     };
     for (flags, domains, domain_flags) in [
         (VRAM, AMDGPU_GEM_DOMAIN_VRAM, VRAM_WIPE_ON_RELEASE),
@@ -338,7 +342,8 @@ fn how_a_buffer_was_made_is_told() {
         );
         assert_eq!(ask(AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, handle + 7, &mut told), Err(Errno::ENOENT));
         assert_eq!(ask(9, handle, &mut told), Err(Errno::EINVAL));
-        let mut nowhere = GemOp { handle, op: AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, value: 8 };
+        let mut nowhere =
+            GemOp { handle, op: AMDGPU_GEM_OP_GET_GEM_CREATE_INFO, value: 8, ..Default::default() };
         assert_eq!(to.caller.render(to.file, request::AMDGPU_GEM_OP, &mut nowhere), Err(Errno::EFAULT));
         exporter.free(buffer.handle).unwrap();
     }

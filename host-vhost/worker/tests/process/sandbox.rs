@@ -150,7 +150,7 @@ fn everything(worker: &mut Worker) {
     }
     let stream = worker.call::<OpenSmi>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap().0;
     let mut read = frame(VERSION);
-    read.push::<ReadSmi>(&ReadSmiRequest { timeout: 1, pad: 0 }, &[], 0).unwrap();
+    read.push::<ReadSmi>(&ReadSmiRequest { timeout: 200, pad: 0 }, &[], 0).unwrap();
     worker.frame(1, read);
     worker.answer(1);
     worker.call::<CloseSmi>(&stream, &[]).unwrap();

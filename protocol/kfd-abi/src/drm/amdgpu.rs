@@ -274,8 +274,8 @@ abi_structs! {
         pad as "": u32 = 284;
     }
 
-    /// Argument of AMDGPU_GEM_OP. Headers from 6.18 on have eight bytes more, for an operation that is not here.
-    struct GemOp = "struct drm_amdgpu_gem_op", size 16 {
+    /// Argument of AMDGPU_GEM_OP. 16 bytes without the last two fields.
+    struct GemOp = "struct drm_amdgpu_gem_op", size 24, size_since(USERQ_SLOTS) {
         /// In: the GEM handle.
         handle: u32 = 0;
         /// In: `AMDGPU_GEM_OP_*`.
@@ -283,6 +283,10 @@ abi_structs! {
         /// In: of GET_GEM_CREATE_INFO a pointer to memory for a [`GemCreate`], in view. Of SET_PLACEMENT
         /// `AMDGPU_GEM_DOMAIN_*`.
         value: u64 = 8;
+        /// In and out: entries of a list of mappings, which is not served here.
+        num_entries: u32 = 16, since(USERQ_SLOTS);
+        /// Padding.
+        pad as "padding": u32 = 20, since(USERQ_SLOTS);
     }
 
     /// Argument of AMDGPU_GEM_VA. 40 bytes without the last four fields.
