@@ -9,6 +9,7 @@
 //!
 //! A queue's id is the address of its control page, as in AMD's library, but it is looked up and not followed.
 
+mod allowance;
 mod doorbell;
 mod ring;
 mod sizes;

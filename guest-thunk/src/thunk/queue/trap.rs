@@ -19,15 +19,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::time::{ClockId, clock_gettime};
 use virtio_kfd_protocol::calls::{RingDoorbells, WaitDoorbells};
 use virtio_kfd_protocol::{RingDoorbellsRequest, Status, WaitDoorbellsRequest};
 
+use super::allowance::{Allowance, spent};
 use crate::client::{Client, ClientError};
 use crate::thunk::Thunk;
 use crate::thunk::memory::address::{Reservation, keep_from_children, page_size};
@@ -42,9 +42,6 @@ use crate::thunk::wake::Wake;
 const ANYWHERE: (u64, u64) = (0, u64::MAX);
 /// Between two questions whether the doorbells are still.
 const LOOK: Duration = Duration::from_millis(200);
-/// So much more time than the last question and what came of it took of a CPU is left before the next one: where doorbells are is
-/// read from a list of all the process's mappings, and a program that rings now and then shall not pay for it.
-const SHARE: u32 = 64;
 /// Between two looks whether a move is over that has not told so.
 const MOVE: Duration = Duration::from_millis(1);
 /// Between two attempts to move doorbells back.
@@ -416,7 +413,7 @@ fn watch<W: Watched>(
     let mover = Mover::start()?;
     // Doorbells that were not where they should have been, until what the program does with them has been told.
     let mut lost: Vec<Armed> = Vec::new();
-    let mut pause = LOOK;
+    let (mut allowance, mut pause) = (Allowance::new(Instant::now()), LOOK);
     loop {
         let [called, said] = readable([calls.wake.as_fd(), faults.as_fd()], Some(pause))?;
         if called && calls.are_over() {
@@ -434,7 +431,7 @@ fn watch<W: Watched>(
             Some(watched) => arm(&*watched, faults, &mover),
             None => return Ok(()),
         };
-        pause = LOOK.max(spent().saturating_sub(before).saturating_mul(SHARE));
+        pause = LOOK.max(allowance.take(spent().saturating_sub(before), Instant::now()));
         match &armed {
             Ok(None) => continue,
             Ok(Some(armed)) => await_ring(faults, calls, armed),
@@ -456,11 +453,6 @@ fn watch<W: Watched>(
         }
         armed?;
     }
-}
-
-/// What this thread has had of a CPU.
-fn spent() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Waits until the program rings or the watcher is called.
