@@ -281,9 +281,17 @@ impl DescriptorTable for Model {
             Examined::File(identity, mark) => (identity, mark),
         };
         let gpu = self.process.devices.iter().position(|device| device.arena.identity() == Ok(identity));
-        let found =
-            gpu.zip(mark).filter(|(gpu, file)| self.files().open.get(file) == Some(&OpenFile::Render(*gpu)));
-        Some(found.map_or(Descriptor::Other, |(gpu, file)| Descriptor::Render { file, gpu }))
+        let Some(gpu) = gpu else { return Some(Descriptor::Other) };
+        let files = self.files();
+        let mut nodes =
+            files.open.iter().filter(|(_, what)| **what == OpenFile::Render(gpu)).map(|(file, _)| *file);
+        // Whoever has a copy of it may have moved its position: QEMU does, which asks memory of a file for its end. Where the node is
+        // open once that is no matter.
+        let file = match mark.filter(|mark| files.open.get(mark) == Some(&OpenFile::Render(gpu))) {
+            Some(marked) => Some(marked),
+            None => nodes.next().filter(|_| nodes.next().is_none()),
+        };
+        Some(file.map_or(Descriptor::Other, |file| Descriptor::Render { file, gpu }))
     }
 }
 
