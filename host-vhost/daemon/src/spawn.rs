@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Once;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use rustix::process::{
@@ -56,9 +57,12 @@ const WORKER_STACK_LIMIT: u64 = 0x2c00_0000_0000;
 pub fn keep_from_guests_addresses(command: &mut Command) {
     let hard = getrlimit(Resource::Stack).maximum;
     if hard.is_some_and(|hard| hard < WORKER_STACK_LIMIT) {
-        tracing::warn!(
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            tracing::warn!(
             "the hard limit of the stack is below {WORKER_STACK_LIMIT}: runtimes of guests may fail to make queues"
         );
+        });
         return;
     }
     let before_exec =

@@ -118,7 +118,8 @@ pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outc
     // Held during the call, so that no queue is made meanwhile.
     let mut queues = context.queues();
     let mode = request.mode & KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK;
-    if mode != 0 && !queues.exceptions.possible {
+    let before = queues.exceptions.possible;
+    if mode != 0 && !before {
         // As the kernel does; such a queue would have no page.
         if queues.live().next().is_some() {
             let reason = "RuntimeEnable: there are queues".to_owned();
@@ -126,7 +127,10 @@ pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outc
         }
         queues.exceptions.possible = true;
     }
-    let capabilities = context.kfd.runtime_enable(0, mode)?;
+    let capabilities = context.kfd.runtime_enable(0, mode).inspect_err(|_| {
+        // The kernel has not enabled it (it knows no such call before KFD 1.13).
+        queues.exceptions.possible = before;
+    })?;
     Ok(Reply::of(RuntimeEnableAnswer { capabilities, pad: 0 }))
 }
 

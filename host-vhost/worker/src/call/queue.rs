@@ -52,6 +52,13 @@ pub fn create_queue(context: &Context, request: &CreateQueueRequest) -> Outcome<
     // Held during the calls, so that nobody else's new queue gets the id before all is done.
     let mut queues = context.queues();
     exceptions::start(context, &mut queues);
+    let area = request.context_save_va.0;
+    let taken = |queue: &Queue| queue.exceptions.is_some() && queue.addresses.last() == Some(&area);
+    if queues.live().any(taken) {
+        return Err(Failure::limit(format!(
+            "CreateQueue: another queue has its context save area at {area:#x}"
+        )));
+    }
     let page = queues.exceptions.page(request)?;
     queues.budget.take(1)?;
     let created = create(context, &memory, gpu, request, page);
