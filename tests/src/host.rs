@@ -205,8 +205,8 @@ impl Daemon {
         Ok(sum)
     }
 
-    /// What the daemon holds once nothing runs any more: no worker is there, and two looks one after the other are
-    /// the same.
+    /// What the daemon holds once nothing runs any more: no worker is there, the device process is (a new one starts after a
+    /// VMM's end), and two looks one after the other are the same.
     ///
     /// # Errors
     /// `limit` has passed before that.
@@ -219,6 +219,7 @@ impl Daemon {
             let now = self.holdings().ok();
             if let (Some(before), Some(now)) = (before, now)
                 && before == now
+                && now.processes >= 2
             {
                 return Ok(now);
             }
