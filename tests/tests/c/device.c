@@ -3,18 +3,12 @@
 // are checked here too: `expect` counts those that are otherwise.
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
-#include <linux/kfd_ioctl.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
@@ -25,38 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int wrong;
+#include "expect.h"
+
 static char node[64];
-
-static const char *name(int error)
-{
-	return error ? strerrorname_np(error) : "ok";
-}
-
-// Prints a line, and whether it is the expected one where it is not.
-__attribute__((format(printf, 2, 3))) static void expect(const char *expected, const char *format, ...)
-{
-	char line[512];
-	va_list list;
-	va_start(list, format);
-	vsnprintf(line, sizeof line, format, list);
-	va_end(list);
-	const char *end = strstr(line, ": ");
-	if (!end || strcmp(end + 2, expected)) {
-		wrong++;
-		printf("%s (expected %s)\n", line, expected);
-	} else {
-		puts(line);
-	}
-}
-
-static const char *kfd(int fd)
-{
-	struct kfd_ioctl_get_version_args args = {0};
-	if (ioctl(fd, AMDKFD_IOC_GET_VERSION, &args) != 0)
-		return name(errno);
-	return args.major_version == 1 ? "ok" : "another version";
-}
 
 static const char *render(int fd)
 {
@@ -98,7 +63,7 @@ static const char *mode(int fd)
 
 static void copies(const char *path, const char *(*ask)(int))
 {
-	printf("= copies of %s\n", ask == kfd ? "the device" : "the render node");
+	printf("= copies of %s\n", ask == version ? "the device" : "the render node");
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	expect("ok 1 O_RDWR", "open: %s %d %s", ask(fd), cloexec(fd), mode(fd));
 	int first = dup(fd);
@@ -205,7 +170,7 @@ static void waiting(void)
 	errno = 99;
 	int result = ioctl(fd, 0x4b7f, NULL);
 	expect("-1 ENOTTY", "0x4b7f: %d %s", result, name(errno));
-	expect("ok 22", "the next one works: %s %d", kfd(fd), (errno = 22));
+	expect("ok 22", "the next one works: %s %d", version(fd), (errno = 22));
 	close(fd);
 	fd = open(node, O_RDWR | O_CLOEXEC);
 	expect("ESPIPE", "lseek on a render node: %s", lseek(fd, 0, SEEK_SET) < 0 ? name(errno) : "ok");
@@ -220,9 +185,9 @@ static void paths(void)
 {
 	puts("= paths");
 	int dev = open("/dev", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	expect("ok", "from /dev: %s", opened(openat(dev, "kfd", O_RDWR), kfd));
-	expect("ok", "from /dev by a detour: %s", opened(openat(dev, "./shm/..//kfd", O_RDWR), kfd));
-	expect("ok", "an absolute one from /dev: %s", opened(openat(dev, "/dev/kfd", O_RDWR), kfd));
+	expect("ok", "from /dev: %s", opened(openat(dev, "kfd", O_RDWR), version));
+	expect("ok", "from /dev by a detour: %s", opened(openat(dev, "./shm/..//kfd", O_RDWR), version));
+	expect("ok", "an absolute one from /dev: %s", opened(openat(dev, "/dev/kfd", O_RDWR), version));
 	char relative[80];
 	snprintf(relative, sizeof relative, "dri/%s", strrchr(node, '/') + 1);
 	expect("ok", "a render node from /dev: %s", opened(openat(dev, relative, O_RDWR), render));
@@ -240,8 +205,8 @@ static void paths(void)
 	close(dri);
 	char before[PATH_MAX];
 	if (getcwd(before, sizeof before) && chdir("/dev") == 0) {
-		expect("ok", "in /dev: %s", opened(open("kfd", O_RDWR), kfd));
-		expect("ok", "in /dev: %s", opened(open("./kfd", O_RDWR), kfd));
+		expect("ok", "in /dev: %s", opened(open("kfd", O_RDWR), version));
+		expect("ok", "in /dev: %s", opened(open("./kfd", O_RDWR), version));
 		expect("0", "stat in /dev: %d", stat("kfd", &status));
 		FILE *file = fopen("../sys/class/kfd/kfd/topology/nodes/1/gpu_id", "r");
 		expect("1", "fopen in /dev: %d", file != NULL);
@@ -256,7 +221,7 @@ static void paths(void)
 	int fd = open("/dev/kfd", O_RDWR | O_CLOEXEC);
 	char path[64], target[PATH_MAX] = "";
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-	expect("ok", "by /proc: %s", opened(open(path, O_RDWR), kfd));
+	expect("ok", "by /proc: %s", opened(open(path, O_RDWR), version));
 	result = stat(path, &status);
 	expect("0 1", "stat by /proc: %d %d", result, S_ISCHR(status.st_mode) ? 1 : 0);
 	result = lstat(path, &status);
@@ -266,9 +231,9 @@ static void paths(void)
 	expect("/dev/kfd", "readlink by /proc: %s", target);
 	expect("/dev/kfd", "realpath by /proc: %s", realpath(path, target) ? target : name(errno));
 	snprintf(path, sizeof path, "/dev/fd/%d", fd);
-	expect("ok", "by /dev/fd: %s", opened(open(path, O_RDWR), kfd));
+	expect("ok", "by /dev/fd: %s", opened(open(path, O_RDWR), version));
 	snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
-	expect("ok", "by the process's number: %s", opened(open(path, O_RDWR), kfd));
+	expect("ok", "by the process's number: %s", opened(open(path, O_RDWR), version));
 	close(fd);
 	expect("ENOENT", "closed: %s", open(path, O_RDWR) < 0 ? name(errno) : "ok");
 	expect("ENOTDIR", "below it: %s", open("/dev/kfd/x", O_RDWR) < 0 ? name(errno) : "ok");
@@ -385,16 +350,18 @@ static void passing(void)
 	pid_t child = fork();
 	if (child == 0) {
 		int own = take(sockets[1]);
-		expect("EBADF", "in another process: %s", kfd(own));
+		expect("EBADF", "in another process: %s", version(own));
 		fflush(stdout);
 		_exit(wrong ? 1 : 0);
 	}
-	expect("0", "sent: %d", pass_on(sockets[0], fd));
+	// Said when the other process has ended, so that the lines come in order.
+	int sent = pass_on(sockets[0], fd);
 	int ended = -1;
 	waitpid(child, &ended, 0);
+	expect("0", "sent: %d", sent);
 	expect("0", "the other process: %d", ended);
 	wrong += ended != 0;
-	expect("ok", "the sender goes on: %s", kfd(fd));
+	expect("ok", "the sender goes on: %s", version(fd));
 	close(fd);
 	close(sockets[0]);
 	close(sockets[1]);
@@ -408,22 +375,22 @@ static void closing(void)
 	for (int number = 3; number < 1024; number++)
 		close(number);
 	char line[64];
-	snprintf(line, sizeof line, "closed one by one: %s", kfd(fd));
+	snprintf(line, sizeof line, "closed one by one: %s", version(fd));
 	expect("EBADF EBADF", "%s %s", line, render(drm));
-	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), version));
 	expect("ok", "and the render node: %s", opened(open(node, O_RDWR), render));
 	fd = open("/dev/kfd", O_RDWR | O_CLOEXEC);
 	expect("1", "the lowest number: %d", fd == 3);
 	int result = close_range(3, ~0u, 0);
-	expect("0 EBADF", "close_range: %d %s", result, kfd(fd));
-	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("0 EBADF", "close_range: %d %s", result, version(fd));
+	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), version));
 	fd = open("/dev/kfd", O_RDWR);
 	result = close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);
-	expect("0 ok 1", "close_range that marks: %d %s %d", result, kfd(fd), cloexec(fd));
+	expect("0 ok 1", "close_range that marks: %d %s %d", result, version(fd), cloexec(fd));
 	expect("EINVAL", "a range of none: %s", close_range(5, 4, 0) ? name(errno) : "ok");
 	closefrom(3);
-	expect("EBADF", "closefrom: %s", kfd(fd));
-	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("EBADF", "closefrom: %s", version(fd));
+	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), version));
 	int null = open("/dev/null", O_RDWR);
 	int taken = 0;
 	for (int number = 3; number < 1024; number++)
@@ -432,7 +399,7 @@ static void closing(void)
 	expect("1", "others in their place: %d", taken > 1021 - 10);
 	for (int number = 3; number < 1024; number++)
 		close(number);
-	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("ok", "opened after that: %s", opened(open("/dev/kfd", O_RDWR), version));
 }
 
 static __u32 gpu(void)
@@ -487,9 +454,9 @@ static void exhausted(void)
 	while (count < 64 && (taken[count] = open("/dev/null", O_RDONLY)) >= 0)
 		count++;
 	expect("EMFILE", "the last one: %s", name(errno));
-	expect("EMFILE", "a device as well: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("EMFILE", "a device as well: %s", opened(open("/dev/kfd", O_RDWR), version));
 	char line[32];
-	snprintf(line, sizeof line, "ioctls: %s", kfd(fd));
+	snprintf(line, sizeof line, "ioctls: %s", version(fd));
 	expect("ok ok", "%s %s", line, render(drm));
 	int failed = 0;
 	for (int i = 0; i < 50; i++) {
@@ -516,7 +483,7 @@ static void exhausted(void)
 		close(taken[--count]);
 	limit.rlim_cur = before;
 	setrlimit(RLIMIT_NOFILE, &limit);
-	expect("ok", "the device: %s", opened(open("/dev/kfd", O_RDWR), kfd));
+	expect("ok", "the device: %s", opened(open("/dev/kfd", O_RDWR), version));
 	close(fd);
 	close(drm);
 }
@@ -538,7 +505,7 @@ int main(int count, char **arguments)
 	for (int i = 1; i < count || all; i++) {
 		const char *part = all ? "all" : arguments[i];
 		if (all || !strcmp(part, "copies")) {
-			copies("/dev/kfd", kfd);
+			copies("/dev/kfd", version);
 			copies(node, render);
 		}
 		if (all || !strcmp(part, "waiting"))

@@ -1,60 +1,27 @@
 // Processes and threads that use /dev/kfd at once: forks of all shapes, also while threads are inside ioctls, programs that are executed with a
 // descriptor, short processes, signals of a timer. It uses libc alone. `expect` counts lines that are not what the kernel does.
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <linux/kfd_ioctl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "expect.h"
 
 extern char **environ;
 
 // Seconds after which a process that hangs is killed; a guest's CPU may be emulated.
 #define PATIENCE 120
 
-static int wrong, scale = 1;
+static int scale = 1;
 static const char *self;
-
-static const char *name(int error)
-{
-	return error ? strerrorname_np(error) : "ok";
-}
-
-__attribute__((format(printf, 2, 3))) static void expect(const char *expected, const char *format, ...)
-{
-	char line[256];
-	va_list list;
-	va_start(list, format);
-	vsnprintf(line, sizeof line, format, list);
-	va_end(list);
-	const char *end = strstr(line, ": ");
-	if (!end || strcmp(end + 2, expected)) {
-		wrong++;
-		printf("%s (expected %s)\n", line, expected);
-	} else {
-		puts(line);
-	}
-}
-
-static const char *version(int fd)
-{
-	struct kfd_ioctl_get_version_args args = {0};
-	if (ioctl(fd, AMDKFD_IOC_GET_VERSION, &args) != 0)
-		return name(errno);
-	return args.major_version == 1 ? "ok" : "another version";
-}
 
 // Opens, makes an event, waits for it in vain, sets it, waits for it, destroys it, closes: 0, or the number of the step that failed.
 static int round_trip(void)

@@ -2,116 +2,25 @@
  * hsa_amd_vmem_export_shareable_handle) and handles of bytes (hsa_amd_ipc_memory_*, under hipIpcGetMemHandle). Each side reads what the other
  * one wrote, by copies of the GPU. The processes take turns, so that the lines come in order. */
 #define _GNU_SOURCE
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "hsa_api.h"
-
-typedef struct {
-	uint64_t handle;
-} hsa_amd_vmem_alloc_handle_t;
-typedef struct {
-	int permissions;
-	hsa_agent_t agent;
-} hsa_amd_memory_access_desc_t;
-typedef struct {
-	uint32_t handle[8];
-} hsa_amd_ipc_memory_t;
-#define HSA_ACCESS_PERMISSION_RW 3
-#define MEMORY_TYPE_NONE 0
-
-hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t flags);
-hsa_status_t hsa_amd_vmem_address_free(void *va, size_t size);
-hsa_status_t hsa_amd_vmem_handle_create(hsa_amd_memory_pool_t pool, size_t size, int type, uint64_t flags,
-	hsa_amd_vmem_alloc_handle_t *handle);
-hsa_status_t hsa_amd_vmem_handle_release(hsa_amd_vmem_alloc_handle_t handle);
-hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t offset, hsa_amd_vmem_alloc_handle_t handle, uint64_t flags);
-hsa_status_t hsa_amd_vmem_unmap(void *va, size_t size);
-hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory_access_desc_t *desc, size_t count);
-hsa_status_t hsa_amd_vmem_export_shareable_handle(int *fd, hsa_amd_vmem_alloc_handle_t handle, uint64_t flags);
-hsa_status_t hsa_amd_vmem_import_shareable_handle(int fd, hsa_amd_vmem_alloc_handle_t *handle);
-hsa_status_t hsa_amd_portable_export_dmabuf(const void *pointer, size_t size, int *fd, uint64_t *offset);
-hsa_status_t hsa_amd_portable_close_dmabuf(int fd);
-hsa_status_t hsa_amd_interop_map_buffer(uint32_t count, hsa_agent_t *agents, int fd, uint32_t flags, size_t *size, void **pointer,
-	size_t *metadata_size, const void **metadata);
-hsa_status_t hsa_amd_interop_unmap_buffer(void *pointer);
-hsa_status_t hsa_amd_ipc_memory_create(void *pointer, size_t size, hsa_amd_ipc_memory_t *handle);
-hsa_status_t hsa_amd_ipc_memory_attach(const hsa_amd_ipc_memory_t *handle, size_t size, uint32_t count, const hsa_agent_t *agents,
-	void **pointer);
-hsa_status_t hsa_amd_ipc_memory_detach(void *pointer);
+#include "hsa_gpu.h"
+#include "hsa_vmem.h"
 
 #define SIZE (2u << 20)
 
-static hsa_agent_t cpu, gpu;
-static hsa_amd_memory_pool_t system_pool, vram;
 static unsigned char *host;
 static int peer;
 static const char *side;
 
-static const char *name(hsa_status_t status)
-{
-	const char *text = "?";
-	if (status == HSA_STATUS_SUCCESS)
-		return "SUCCESS";
-	hsa_status_string(status, &text);
-	return text;
-}
-
-#define MUST(call) do { \
-		hsa_status_t must = (call); \
-		if (must != HSA_STATUS_SUCCESS && must != HSA_STATUS_INFO_BREAK) { \
-			printf("%s, line %d: %s: %s\n", side, __LINE__, #call, name(must)); \
-			exit(1); \
-		} \
-	} while (0)
-
-static hsa_status_t agent(hsa_agent_t found, void *data)
-{
-	int device;
-	(void)data;
-	MUST(hsa_agent_get_info(found, HSA_AGENT_INFO_DEVICE, &device));
-	if (device == HSA_DEVICE_TYPE_CPU)
-		cpu = found;
-	else if (device == HSA_DEVICE_TYPE_GPU && !gpu.handle)
-		gpu = found;
-	return HSA_STATUS_SUCCESS;
-}
-
-static hsa_status_t pool(hsa_amd_memory_pool_t found, void *data)
-{
-	int segment;
-	_Bool allowed;
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_SEGMENT, &segment));
-	MUST(hsa_amd_memory_pool_get_info(found, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, &allowed));
-	if (segment != HSA_AMD_SEGMENT_GLOBAL || !allowed)
-		return HSA_STATUS_SUCCESS;
-	*(hsa_amd_memory_pool_t *)data = found;
-	return HSA_STATUS_INFO_BREAK;
-}
-
-static void start(const char *who)
+static void begin(const char *who)
 {
 	side = who;
-	MUST(hsa_init());
-	MUST(hsa_iterate_agents(agent, NULL));
-	MUST(hsa_amd_agent_iterate_memory_pools(cpu, pool, &system_pool));
-	MUST(hsa_amd_agent_iterate_memory_pools(gpu, pool, &vram));
+	start();
 	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
 	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
-}
-
-static void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_agent_t from_agent)
-{
-	hsa_signal_t done;
-	MUST(hsa_signal_create(1, 0, NULL, &done));
-	MUST(hsa_amd_memory_async_copy(to, to_agent, from, from_agent, SIZE, 0, NULL, done));
-	hsa_signal_wait_scacquire(done, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
-	MUST(hsa_signal_destroy(done));
 }
 
 static unsigned char pattern(unsigned seed, unsigned i)
@@ -123,7 +32,7 @@ static void write_to(void *device, unsigned seed)
 {
 	for (unsigned i = 0; i < SIZE; i++)
 		host[i] = pattern(seed, i);
-	copy(device, gpu, host, cpu);
+	copy(device, gpu, host, cpu, SIZE);
 }
 
 // The number of bytes that are others.
@@ -131,7 +40,7 @@ static unsigned wrong_in(const void *device, unsigned seed)
 {
 	unsigned wrong = 0;
 	memset(host, 0, SIZE);
-	copy(host, cpu, device, gpu);
+	copy(host, cpu, device, gpu, SIZE);
 	for (unsigned i = 0; i < SIZE; i++)
 		wrong += host[i] != pattern(seed, i);
 	return wrong;
@@ -343,7 +252,7 @@ int main(void)
 	close(sockets[child != 0]);
 	if (child == 0) {
 		alarm(300);
-		start("second");
+		begin("second");
 		second_dma_buf("VRAM", 1);
 		second_dma_buf("host memory", 3);
 		second_vmem(5);
@@ -351,7 +260,7 @@ int main(void)
 		MUST(hsa_shut_down());
 		return 0;
 	}
-	start("first");
+	begin("first");
 	first_dma_buf("VRAM", vram, 1);
 	first_dma_buf("host memory", system_pool, 3);
 	first_vmem(5);

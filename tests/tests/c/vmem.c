@@ -3,27 +3,7 @@
 #include <unistd.h>
 
 #include "hsa_gpu.h"
-
-typedef struct {
-	uint64_t handle;
-} hsa_amd_vmem_alloc_handle_t;
-typedef struct {
-	int permissions;
-	hsa_agent_t agent;
-} hsa_amd_memory_access_desc_t;
-#define HSA_ACCESS_PERMISSION_RW 3
-#define MEMORY_TYPE_NONE 0
-
-hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t flags);
-hsa_status_t hsa_amd_vmem_address_free(void *va, size_t size);
-hsa_status_t hsa_amd_vmem_handle_create(hsa_amd_memory_pool_t pool, size_t size, int type, uint64_t flags,
-	hsa_amd_vmem_alloc_handle_t *handle);
-hsa_status_t hsa_amd_vmem_handle_release(hsa_amd_vmem_alloc_handle_t handle);
-hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t offset, hsa_amd_vmem_alloc_handle_t handle, uint64_t flags);
-hsa_status_t hsa_amd_vmem_unmap(void *va, size_t size);
-hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory_access_desc_t *desc, size_t count);
-hsa_status_t hsa_amd_portable_export_dmabuf(const void *pointer, size_t size, int *fd, uint64_t *offset);
-hsa_status_t hsa_amd_portable_close_dmabuf(int fd);
+#include "hsa_vmem.h"
 
 #define SIZE (2u << 20)
 
