@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use kfd_model::debug::{Mailbox, MailboxError};
+use kfd_model::debug::{HsaHwExceptionData, Mailbox, MailboxError};
 
 /// Bytes that are compared or written at once.
 const CHUNK: u64 = 64 << 10;
@@ -83,6 +83,23 @@ impl GpuView {
         }
         bail!("no process has it at {va:#x} for its GPU {gpu}; there are: {seen:?}")
     }
+}
+
+/// Tells all processes whose models leave their mailboxes in `directory` that a GPU was reset. Returns how many events heard it.
+/// Processes without GPU memory hear nothing, and a daemon's device process may end meanwhile.
+///
+/// # Errors
+/// A mailbox that cannot be read, or a model that does not answer.
+pub fn reset(directory: &Path, data: &HsaHwExceptionData) -> Result<u64, MailboxError> {
+    let mut heard: u64 = 0;
+    for mailbox in Mailbox::find(directory)? {
+        match mailbox.reset(data) {
+            Ok(events) => heard = heard.saturating_add(events),
+            Err(MailboxError::Fault(_) | MailboxError::Gone { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(heard)
 }
 
 fn number(word: &str) -> Result<u64> {

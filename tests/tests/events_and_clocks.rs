@@ -9,12 +9,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use kfd_model::debug::{DEBUG_VARIABLE, HsaHwExceptionData, Mailbox};
+use kfd_model::debug::{DEBUG_VARIABLE, HsaHwExceptionData};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::text;
 use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, gpu_view, need};
 
 const SET: &str = "rocm-trixie";
 const PROFILE: &str = "gfx906";
@@ -119,9 +119,7 @@ fn after_a_reset(command: Command, directory: &Path) -> Vec<String> {
         // KFD_HW_EXCEPTION_WHOLE_GPU_RESET, KFD_HW_EXCEPTION_ECC (linux/kfd_ioctl.h)
         let gpu_id = gpu_id.parse().unwrap();
         let data = HsaHwExceptionData { reset_type: 0, reset_cause: 1, memory_lost: 1, gpu_id };
-        let mailboxes = Mailbox::find(directory).unwrap();
-        let heard: u64 = mailboxes.iter().map(|mailbox| mailbox.reset(&data).unwrap()).sum();
-        assert_eq!(heard, 1);
+        assert_eq!(gpu_view::reset(directory, &data).unwrap(), 1);
     }
     process.finish().unwrap();
     said

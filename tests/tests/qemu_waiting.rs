@@ -9,12 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kfd_model::debug::{HsaHwExceptionData, Mailbox};
+use kfd_model::debug::HsaHwExceptionData;
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::text;
 use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, cpu_time, need};
+use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, cpu_time, gpu_view, need};
 
 const SET: &str = "rocm-trixie";
 const PROFILE: &str = "gfx906";
@@ -167,8 +167,7 @@ fn events_say_what_happened(stack: &Stack) {
         };
         let gpu_id = gpu_id.parse().unwrap();
         let data = HsaHwExceptionData { reset_type: 0, reset_cause: 1, memory_lost: 1, gpu_id };
-        let mailboxes = Mailbox::find(&stack.daemon.gpus()).unwrap();
-        assert_eq!(mailboxes.iter().map(|mailbox| mailbox.reset(&data).unwrap()).sum::<u64>(), 1);
+        assert_eq!(gpu_view::reset(&stack.daemon.gpus(), &data).unwrap(), 1);
     }
     assert!(said.contains(&"the GPU's node: 1, reset type 0, memory lost 1, cause 1".to_owned()), "{said:?}");
     process.wait().unwrap().checked().unwrap();
