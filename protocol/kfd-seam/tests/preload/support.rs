@@ -33,13 +33,14 @@ pub fn fixture() -> &'static Path {
     })
 }
 
-/// The program of `tests/preload/check.c`, compiled with `flags`; `None` where there is no C compiler.
+/// The program of `tests/preload/check`, compiled with `flags`; `None` where there is no C compiler.
 pub fn compile(directory: &Path, flags: &[&str]) -> Option<PathBuf> {
     let program = directory.join("check");
-    let source = package().join("tests/preload/check.c");
+    let sources = ["main", "device", "descriptors", "files", "processes", "heap"]
+        .map(|name| package().join(format!("tests/preload/check/{name}.c")));
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-g", "-pthread"]);
-    compile.arg("-o").arg(&program).arg(source).args(flags);
+    compile.arg("-o").arg(&program).args(sources).args(flags);
     match compile.output() {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
