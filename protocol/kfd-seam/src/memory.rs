@@ -4,7 +4,9 @@
 //! `copy_from_user` and `copy_to_user` become `process_vm_readv(2)` and `process_vm_writev(2)` on the
 //! calling process itself, which the kernel always permits (`__ptrace_may_access`: same thread group)
 //! and a seccomp filter can allow for the own process. Memory without `struct page` (`VM_IO`,
-//! `VM_PFNMAP`: device memory) answers `EFAULT` there, unlike `copy_from_user`.
+//! `VM_PFNMAP`: device memory, and in a guest all that GPUs share) answers `EFAULT` as the remote side of these calls, unlike
+//! `copy_from_user`. So they are made the other way round then: the local side is copied as by the kernel's own calls
+//! (`process_vm_rw_pages`, mm/process_vm_access.c).
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -42,8 +44,11 @@ impl UserMemory {
             return Ok(());
         }
         let remote = [remote(from, length)?];
-        let moved = process_vm_readv(getpid(), &mut [IoSliceMut::new(buffer)], &remote)?;
-        if moved == length { Ok(()) } else { Err(Errno::EFAULT) }
+        match process_vm_readv(getpid(), &mut [IoSliceMut::new(buffer)], &remote) {
+            Ok(moved) if moved == length => Ok(()),
+            Ok(_) | Err(Errno::EFAULT) => read_device(from, buffer),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Writes `bytes` to `to`; `EFAULT` when a byte of it cannot be written (what lies before that
@@ -53,8 +58,11 @@ impl UserMemory {
             return Ok(());
         }
         let remote = [remote(to, bytes.len())?];
-        let moved = process_vm_writev(getpid(), &[IoSlice::new(bytes)], &remote)?;
-        if moved == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+        match process_vm_writev(getpid(), &[IoSlice::new(bytes)], &remote) {
+            Ok(moved) if moved == bytes.len() => Ok(()),
+            Ok(_) | Err(Errno::EFAULT) => write_device(to, bytes),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Reads one structure; `EFAULT` when it cannot be read.
@@ -95,6 +103,45 @@ fn remote(at: UserPtr, length: usize) -> Result<RemoteIoVec> {
     let base = usize::try_from(at.0).map_err(|_| Errno::EFAULT)?;
     base.checked_add(length).ok_or(Errno::EFAULT)?;
     Ok(RemoteIoVec { base, len: length })
+}
+
+/// One piece of memory by its address.
+fn iovec(address: usize, length: usize) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: length }
+}
+
+/// All or nothing of what a call has moved.
+fn whole(moved: libc::ssize_t, length: usize) -> Result<()> {
+    match usize::try_from(moved) {
+        Ok(moved) if moved == length => Ok(()),
+        Ok(_) => Err(Errno::EFAULT),
+        Err(_) => Err(Errno::last()),
+    }
+}
+
+/// [`UserMemory::read_bytes`] of memory without `struct page`.
+#[allow(unsafe_code)] // an address that may be wrong is no slice
+fn read_device(from: UserPtr, buffer: &mut [u8]) -> Result<()> {
+    let address = usize::try_from(from.0).map_err(|_| Errno::EFAULT)?;
+    let local = iovec(address, buffer.len());
+    let remote = iovec(buffer.as_mut_ptr().expose_provenance(), buffer.len());
+    // SAFETY: the call reads `local`, which may be wrong (EFAULT then), and writes to `buffer` alone, which is borrowed for it.
+    let moved =
+        unsafe { libc::process_vm_writev(getpid().as_raw(), &raw const local, 1, &raw const remote, 1, 0) };
+    whole(moved, buffer.len())
+}
+
+/// [`UserMemory::write_bytes`] of memory without `struct page`.
+#[allow(unsafe_code)] // an address that may be wrong is no slice
+fn write_device(to: UserPtr, bytes: &[u8]) -> Result<()> {
+    let address = usize::try_from(to.0).map_err(|_| Errno::EFAULT)?;
+    let local = iovec(address, bytes.len());
+    let remote = iovec(bytes.as_ptr().expose_provenance(), bytes.len());
+    // SAFETY: the call reads `bytes`, and writes to `local`, which may be wrong (EFAULT then). It is memory that the program named for
+    // this, as for the ioctl of a kernel: what it is to the program is the program's affair.
+    let moved =
+        unsafe { libc::process_vm_readv(getpid().as_raw(), &raw const local, 1, &raw const remote, 1, 0) };
+    whole(moved, bytes.len())
 }
 
 /// The fields of an ioctl request number (`asm-generic/ioctl.h`).
@@ -211,6 +258,24 @@ mod tests {
             );
             assert_eq!(UserMemory.write_bytes(UserPtr(address), &bytes), Err(Errno::EFAULT), "{address:#x}");
         }
+    }
+
+    /// The kernel's page of clocks (`vvar_mapping`: VM_IO, VM_PFNMAP) is memory without `struct page` that every process has.
+    #[test]
+    fn memory_of_a_device_is_read_as_by_the_kernel() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let Some(line) = maps.lines().find(|line| line.ends_with("[vvar]")) else {
+            eprintln!("skipped: this process has no [vvar]");
+            return;
+        };
+        let start = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        let mut bytes = [0u8; 64];
+        let remote = [remote(UserPtr(start), bytes.len()).unwrap()];
+        let pinned = process_vm_readv(getpid(), &mut [IoSliceMut::new(&mut bytes)], &remote);
+        assert_eq!(pinned, Err(Errno::EFAULT), "it has pages, so that this test would show nothing");
+        UserMemory.read_bytes(UserPtr(start), &mut bytes).unwrap();
+        assert_ne!(bytes, [0; 64]);
+        assert_eq!(UserMemory.write_bytes(UserPtr(start), &bytes), Err(Errno::EFAULT), "it is read-only");
     }
 
     #[test]
