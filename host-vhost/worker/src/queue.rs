@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kfd_host::ExceptionPage;
+use kfd_host::{ExceptionPage, KfdError};
 use kfd_ipc::ledger::Account;
 use nix::errno::Errno;
 use virtio_kfd_protocol::{CreateQueueRequest, GpuId, QueueId};
@@ -85,19 +85,19 @@ impl Queues {
 
     /// The kernel has made a queue, for which the budget was taken.
     pub fn insert(&mut self, id: QueueId, queue: Queue) {
-        self.live.insert(id.0, queue);
+        if self.live.insert(id.0, queue).is_some() {
+            // The kernel had ended that one after all.
+            self.budget.give(1);
+        }
     }
 
     /// Ends a queue. Where the kernel refuses that it stays as it is.
     pub fn destroy(&mut self, context: &Context, id: QueueId) -> Result<(), Failure> {
         let destroyed = context.kfd.destroy_queue(id.0);
-        let gone = match &destroyed {
-            Ok(()) => true,
-            // Its waves did not stop in time; all else is done (pqm_destroy_queue).
-            Err(error) => error.errno == Errno::ETIME,
-        };
         // Its page for exceptions goes now: the kernel passes them on under the lock that it destroys queues under.
-        if gone && let Some(queue) = self.live.remove(&id.0) {
+        if is_gone(&destroyed)
+            && let Some(queue) = self.live.remove(&id.0)
+        {
             context.pump.change(|doorbells| doorbells.remove(queue.gpu_id.0, queue.doorbell));
             self.budget.give(1);
         }
@@ -119,12 +119,32 @@ impl Queues {
     }
 }
 
+/// Whether there is no queue any more. Where its waves did not stop in time (ETIME) or the GPU hangs (EIO) the kernel says so and goes on
+/// (`pqm_destroy_queue`); with EIO kernels before 2025 keep its number, but it runs nowhere (`destroy_queue_cpsch`), and the kernel finds nothing
+/// where it had its page.
+fn is_gone(destroyed: &Result<(), KfdError>) -> bool {
+    match destroyed {
+        Ok(()) => true,
+        Err(error) => matches!(error.errno, Errno::ETIME | Errno::EIO),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use virtio_kfd_protocol::GuestVa;
 
     use super::*;
     use crate::buffer::Backing;
+
+    /// `pqm_destroy_queue` (kfd_process_queue_manager.c) goes on after these two alone.
+    #[test]
+    fn a_queue_that_a_hung_gpu_could_not_stop_is_gone_all_the_same() {
+        let failed = |errno| Err(KfdError::new("AMDKFD_IOC_DESTROY_QUEUE", "queue_id 1", errno));
+        assert!(is_gone(&Ok(())) && is_gone(&failed(Errno::ETIME)) && is_gone(&failed(Errno::EIO)));
+        for stays in [Errno::EINVAL, Errno::EBUSY, Errno::ENOMEM, Errno::EFAULT] {
+            assert!(!is_gone(&failed(stays)), "{stays}");
+        }
+    }
 
     #[test]
     fn a_queue_is_on_the_buffers_at_its_addresses() {

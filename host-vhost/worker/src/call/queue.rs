@@ -5,7 +5,7 @@ use std::time::Duration;
 use kfd_abi::queue::{
     KFD_IOC_QUEUE_TYPE_COMPUTE, KFD_IOC_QUEUE_TYPE_COMPUTE_AQL, KFD_IOC_QUEUE_TYPE_SDMA_BY_ENG_ID,
 };
-use kfd_host::{ExceptionPage, NewQueue, QueueUpdate};
+use kfd_host::{NewQueue, QueueUpdate};
 use nix::errno::Errno;
 use virtio_kfd_protocol::calls::{
     AllocQueueGws, CreateQueue, DestroyQueue, DoorbellPage, GetQueueWaveState, RingDoorbells, SetCuMask,
@@ -23,7 +23,6 @@ use crate::blob::PAGE;
 use crate::context::{Context, Gpu};
 use crate::exceptions;
 use crate::failure::{Failure, errno_number, expect_zero};
-use crate::memory::Memory;
 use crate::queue::Queue;
 
 /// The kernel's own errno, which has no name here: `ENOTSUPP` of include/linux/errno.h.
@@ -60,36 +59,38 @@ pub fn create_queue(context: &Context, request: &CreateQueueRequest) -> Outcome<
         )));
     }
     let page = queues.exceptions.page(request)?;
-    queues.budget.take(1)?;
-    let created = create(context, &memory, gpu, request, page);
-    match created {
-        Ok((id, queue)) => {
-            let doorbell_offset = u32::try_from(queue.doorbell.saturating_mul(8)).unwrap_or(u32::MAX);
-            queues.insert(id, queue);
-            Ok(Reply::of(CreateQueueAnswer { queue: id, doorbell_offset }))
-        }
-        Err(failure) => {
-            queues.budget.give(1);
-            Err(failure)
-        }
-    }
-}
-
-fn create(
-    context: &Context,
-    memory: &Memory,
-    gpu: &Gpu,
-    request: &CreateQueueRequest,
-    exceptions: Option<ExceptionPage>,
-) -> Result<(QueueId, Queue), Failure> {
     let write_index = match request.kind {
         KFD_IOC_QUEUE_TYPE_COMPUTE_AQL => memory.guest_word(gpu.id, request.write_pointer_va.0)?,
         _ => None,
     };
-    let slots = u64::from(request.ring_size) / AQL_PACKET_BYTES;
     let no_thread = |error| Failure::limit(format!("CreateQueue: no thread for doorbells: {error}"));
     context.pump.start().map_err(no_thread)?;
-    let made = context.kfd.create_queue(&NewQueue {
+    queues.budget.take(1)?;
+    let made = create(context, request).inspect_err(|_| queues.budget.give(1))?;
+    let id = QueueId(made.id);
+    // From now on: where it cannot be ended below, it stays with its page and its share of the budget.
+    queues.insert(id, Queue::new(request, made.doorbell, page));
+    let finished =
+        mask_new_queue(context, gpu, request.kind, made.id).and_then(|()| map_doorbells(context, gpu));
+    if let Err(failure) = finished {
+        if let Err(stays) = queues.destroy(context, id) {
+            context.throttle.log(|held| {
+                tracing::error!(
+                    "a queue that was not finished: {stays} ({held} messages before were held back)"
+                );
+            });
+        }
+        return Err(failure);
+    }
+    let slots = u64::from(request.ring_size) / AQL_PACKET_BYTES;
+    let write_index = write_index.map(|words| (words, slots));
+    context.pump.change(|doorbells| doorbells.add(gpu.id.0, made.doorbell, write_index));
+    let doorbell_offset = u32::try_from(made.doorbell.saturating_mul(8)).unwrap_or(u32::MAX);
+    Ok(Reply::of(CreateQueueAnswer { queue: id, doorbell_offset }))
+}
+
+fn create(context: &Context, request: &CreateQueueRequest) -> Result<kfd_host::Queue, Failure> {
+    Ok(context.kfd.create_queue(&NewQueue {
         gpu_id: request.gpu_id.0,
         kind: request.kind,
         ring: request.ring_va.0,
@@ -104,18 +105,7 @@ fn create(
         percentage: request.percentage,
         priority: request.priority,
         sdma_engine_id: request.sdma_engine_id,
-    })?;
-    let finished = mask_new_queue(context, gpu, request.kind, made.id)
-        .and_then(|()| map_doorbells(context, gpu))
-        .inspect_err(|_| {
-            if let Err(error) = context.kfd.destroy_queue(made.id) {
-                tracing::error!("a queue that was not finished stays: {error}");
-            }
-        });
-    finished?;
-    let write_index = write_index.map(|words| (words, slots));
-    context.pump.change(|doorbells| doorbells.add(gpu.id.0, made.doorbell, write_index));
-    Ok((QueueId(made.id), Queue::new(request, made.doorbell, exceptions)))
+    })?)
 }
 
 fn mask_new_queue(context: &Context, gpu: &Gpu, kind: u32, id: u32) -> Result<(), Failure> {
