@@ -314,8 +314,12 @@ fn waiting(faults: &Userfault, all: Addresses) -> std::io::Result<Vec<Addresses>
     else {
         return Ok(vec![all]);
     };
-    let waits = |part: &Addresses| {
-        faults.is_registered(part.start, part.end.saturating_sub(part.start), nowhere.start())
+    let waits = |part: &Addresses| loop {
+        match faults.is_registered(part.start, part.end.saturating_sub(part.start), nowhere.start()) {
+            // A move that another thread is about to read of.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
+            other => return other,
+        }
     };
     if waits(&all).unwrap_or(true) {
         return Ok(vec![all]);

@@ -194,21 +194,18 @@ impl Userfault {
     /// and with EFAULT elsewhere.
     ///
     /// # Errors
-    /// Any other answer, such as EINVAL for a range that is none.
+    /// `WouldBlock` as long as a move has not been read: whoever reads what this says must do that first. Any other answer, such
+    /// as EINVAL for a range that is none.
     pub fn is_registered(&self, start: u64, length: u64, nowhere: u64) -> io::Result<bool> {
-        loop {
-            let mut copy = abi::Copy { to: start, from: nowhere, length, mode: 0, copied: 0 };
-            let error = match self.ioctl(abi::UFFDIO_COPY, &mut copy) {
-                Ok(()) => return Err(io::Error::other("UFFDIO_COPY has copied what cannot be read")),
-                Err(error) => error,
-            };
-            match error.raw_os_error() {
-                Some(libc::ENOENT) => return Ok(false),
-                Some(libc::EFAULT) => return Ok(true),
-                // A move has not been read yet.
-                Some(libc::EAGAIN) => std::thread::yield_now(),
-                _ => return Err(error),
-            }
+        let mut copy = abi::Copy { to: start, from: nowhere, length, mode: 0, copied: 0 };
+        let error = match self.ioctl(abi::UFFDIO_COPY, &mut copy) {
+            Ok(()) => return Err(io::Error::other("UFFDIO_COPY has copied what cannot be read")),
+            Err(error) => error,
+        };
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(false),
+            Some(libc::EFAULT) => Ok(true),
+            _ => Err(error),
         }
     }
 

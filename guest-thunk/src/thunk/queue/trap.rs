@@ -12,10 +12,12 @@
 //! Whose doorbells they are, and whether the program may unmap or move them, is said by [`Watched`] and [`Slice`].
 #![allow(unsafe_code, reason = "mremap, and what makes pages empty")]
 
+use std::cell::{Cell, RefCell};
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
@@ -225,12 +227,63 @@ impl Drop for Mover {
     }
 }
 
+/// Addresses of doorbells that trap.
+struct Place {
+    /// A program may move them.
+    at: Cell<u64>,
+    size: u64,
+}
+
+impl Place {
+    /// The program has moved pages.
+    fn follow(&self, from: u64, to: u64, length: u64) {
+        if length == self.size && self.at.get() == from {
+            self.at.set(to);
+        }
+    }
+}
+
+/// What lets stores trap, and where, by what it has said.
+struct Traps {
+    faults: Userfault,
+    places: RefCell<Vec<Rc<Place>>>,
+    /// How many moves it has told of.
+    moves: Cell<u64>,
+}
+
+impl Traps {
+    fn new(faults: Userfault) -> Rc<Traps> {
+        Rc::new(Traps { faults, places: RefCell::default(), moves: Cell::new(0) })
+    }
+
+    /// Moves are followed from now on.
+    fn add(&self, at: u64, size: u64) -> Rc<Place> {
+        let place = Rc::new(Place { at: Cell::new(at), size });
+        self.places.borrow_mut().push(Rc::clone(&place));
+        place
+    }
+
+    /// Takes what the userfaultfd says. Whether somebody waits.
+    fn hear(&self) -> bool {
+        let mut waits = false;
+        for event in self.faults.events() {
+            match event {
+                Event::Fault => waits = true,
+                Event::Moved { from, to, length } => {
+                    self.moves.update(|moves| moves.wrapping_add(1));
+                    self.places.borrow().iter().for_each(|place| place.follow(from, to, length));
+                }
+                Event::Other => {}
+            }
+        }
+        waits
+    }
+}
+
 /// Doorbells that trap. They are what they were when this is dropped.
 struct Armed {
-    faults: Arc<Userfault>,
-    /// Where they are: a program may move them.
-    at: AtomicU64,
-    size: u64,
+    traps: Rc<Traps>,
+    place: Rc<Place>,
     slice: Arc<dyn Slice>,
     spare: Option<Spare>,
     /// Another one, in whose place a process can map that has as many mappings as it may have, and so can move none.
@@ -242,13 +295,8 @@ struct Armed {
 
 impl Armed {
     /// From here on every access to the doorbells waits for the drop. Also whether somebody waits already. None where the program
-    /// has unmapped them. `others` trap already.
-    fn new(
-        faults: &Arc<Userfault>,
-        mover: &Mover,
-        slice: &Arc<dyn Slice>,
-        others: &[Armed],
-    ) -> io::Result<Option<(Armed, bool)>> {
+    /// has unmapped them.
+    fn new(traps: &Rc<Traps>, mover: &Mover, slice: &Arc<dyn Slice>) -> io::Result<Option<(Armed, bool)>> {
         let (to, size) = (slice.start(), slice.size());
         let [spare, room] = [Spare::new(&**slice)?, Spare::new(&**slice)?].map(Some);
         let nowhere = match slice.may_go() {
@@ -259,56 +307,71 @@ impl Armed {
         empty.fill_with_private_memory()?;
         // A child has no watcher, and must not ring.
         empty.keep_from_children();
-        faults.register(empty.start(), empty.size(), Mode::Missing)?;
+        traps.faults.register(empty.start(), empty.size(), Mode::Missing)?;
         make_empty(&empty)?;
-        let mut rung = false;
-        let _alone = Alone::wait();
-        // A fault may be told of before the move.
-        let moved = mover.carry_out(Order { empty, slice: Arc::clone(slice) }, || {
-            let _ = readable([faults.as_fd()], Some(MOVE));
-            rung |= hear(faults, others);
-        })?;
-        let armed = Armed {
-            faults: Arc::clone(faults),
-            at: AtomicU64::new(to),
-            size,
+        let mut armed = Armed {
+            traps: Rc::clone(traps),
+            place: traps.add(to, size),
             slice: Arc::clone(slice),
             spare,
             room,
-            given_back: false,
+            // As long as nothing has been moved there.
+            given_back: true,
             nowhere,
         };
-        Ok(moved.then_some((armed, rung)))
+        let mut rung = false;
+        let _alone = Alone::wait();
+        // A fault may be told of before the move.
+        armed.given_back = !mover.carry_out(Order { empty, slice: Arc::clone(slice) }, || {
+            let _ = readable([traps.faults.as_fd()], Some(MOVE));
+            rung |= traps.hear();
+        })?;
+        Ok((!armed.given_back).then_some((armed, rung)))
     }
 
-    /// The program has moved pages.
-    fn follow(&self, from: u64, to: u64, length: u64) {
-        if length == self.size {
-            let _ = self.at.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether accesses wait where the doorbells are: the program may have something else there by now.
-    fn waits(&self, at: u64) -> bool {
-        let Some(nowhere) = &self.nowhere else { return true };
+    /// Whether accesses wait where the doorbells are: the program may have something else there by now. None while a move
+    /// has not been heard of.
+    fn waits(&self, at: u64) -> Option<bool> {
+        let Some(nowhere) = &self.nowhere else { return Some(true) };
         // Page by page: mprotect divides mappings.
-        let mut pages = (at..at.saturating_add(self.size)).step_by(page_size() as usize);
-        pages.all(|page| matches!(self.faults.is_registered(page, page_size(), nowhere.start()), Ok(true)))
+        for page in (at..at.saturating_add(self.place.size)).step_by(page_size() as usize) {
+            match self.traps.faults.is_registered(page, page_size(), nowhere.start()) {
+                Ok(true) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Ok(false) | Err(_) => return Some(false),
+            }
+        }
+        Some(true)
     }
 
     /// Has the doorbells be what they were. False if they are not where they should be: the program has unmapped them, or is moving
     /// them right now.
     fn give_back(&mut self) -> bool {
-        let at = self.at.load(Ordering::Relaxed);
-        while !self.given_back && self.waits(at) {
-            match self.put(at) {
-                Ok(()) => self.given_back = true,
-                // Short of kernel memory: the program waits with its store until there is some.
-                Err(_) => thread::sleep(AGAIN),
+        let mut put = None;
+        while !self.given_back {
+            let at = self.place.at.get();
+            match self.waits(at) {
+                Some(true) => match self.put(at) {
+                    Ok(()) => {
+                        // Who waits came to do so before, so all of them are woken.
+                        let _ = self.traps.faults.wake(at, self.place.size);
+                        // If they can be moved, they may have been just before.
+                        put = Some(at);
+                        self.given_back = self.nowhere.is_none();
+                    }
+                    // Short of kernel memory: the program waits with its store until there is some.
+                    Err(_) => thread::sleep(AGAIN),
+                },
+                Some(false) if put == Some(at) => self.given_back = true,
+                Some(false) => break,
+                // Whoever moves stands still until that is heard, which nobody does but this thread.
+                None => {
+                    let _ = readable([self.traps.faults.as_fd()], Some(MOVE));
+                    self.traps.hear();
+                }
             }
         }
-        // Who waits came to do so before the move, so all of them are woken.
-        let _ = self.faults.wake(at, self.size);
+        let _ = self.traps.faults.wake(self.place.at.get(), self.place.size);
         self.given_back
     }
 
@@ -324,7 +387,7 @@ impl Armed {
         // but must not find it with one too many, which mmap lets it have.
         self.room = None;
         self.slice.map_again(at)?;
-        keep_from_children(at, self.size);
+        keep_from_children(at, self.place.size);
         Ok(())
     }
 }
@@ -334,22 +397,8 @@ impl Drop for Armed {
         if !self.given_back {
             self.give_back();
         }
+        self.traps.places.borrow_mut().retain(|place| !Rc::ptr_eq(place, &self.place));
     }
-}
-
-/// Takes what the userfaultfd says. Whether somebody waits.
-fn hear(faults: &Userfault, armed: &[Armed]) -> bool {
-    let mut waits = false;
-    for event in faults.events() {
-        match event {
-            Event::Fault => waits = true,
-            Event::Moved { from, to, length } => {
-                armed.iter().for_each(|armed| armed.follow(from, to, length));
-            }
-            Event::Other => {}
-        }
-    }
-    waits
 }
 
 /// Which of the descriptors can be read, or have ended; after the time at the latest, without one for ever.
@@ -375,7 +424,7 @@ pub struct Watcher {
 impl Watcher {
     /// Starts it. An error where this process may not have it.
     pub fn start<W: Watched>(watched: &Arc<W>) -> io::Result<Watcher> {
-        let faults = Arc::new(faults()?);
+        let faults = faults()?;
         let calls = Arc::new(Calls::new()?);
         let (weak, own) = (Arc::downgrade(watched), Arc::clone(&calls));
         let builder = thread::Builder::new().name("doorbells".into()).stack_size(STACK_BYTES);
@@ -383,7 +432,7 @@ impl Watcher {
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let thread = builder.spawn(move || {
             // Without the trap the host goes on looking.
-            if let Err(why) = watch(&weak, &faults, &own) {
+            if let Err(why) = watch(&weak, &Traps::new(faults), &own) {
                 say(Level::Info, || format!("doorbells do not trap any more: {why}"));
             }
         });
@@ -405,43 +454,36 @@ impl Watcher {
 }
 
 /// What the watcher does, until the connection is closed or lost.
-fn watch<W: Watched>(
-    watched: &Weak<W>,
-    faults: &Arc<Userfault>,
-    calls: &Calls,
-) -> Result<(), Box<dyn Error>> {
+fn watch<W: Watched>(watched: &Weak<W>, traps: &Rc<Traps>, calls: &Calls) -> Result<(), Box<dyn Error>> {
     let mover = Mover::start()?;
     // Doorbells that were not where they should have been, until what the program does with them has been told.
     let mut lost: Vec<Armed> = Vec::new();
     let (mut allowance, mut pause) = (Allowance::new(Instant::now()), LOOK);
     loop {
-        let [called, said] = readable([calls.wake.as_fd(), faults.as_fd()], Some(pause))?;
+        let [called, said] = readable([calls.wake.as_fd(), traps.faults.as_fd()], Some(pause))?;
         if called && calls.are_over() {
             return Ok(());
         }
         if said {
             // Whoever moves such memory stands still until this has been heard.
-            hear(faults, &lost);
-            lost.retain_mut(|armed| !armed.give_back());
+            traps.hear();
+            give_back(traps, &mut lost);
             continue;
         }
         lost.clear();
         let before = spent();
         let armed = match watched.upgrade() {
-            Some(watched) => arm(&*watched, faults, &mover),
+            Some(watched) => arm(&*watched, traps, &mover),
             None => return Ok(()),
         };
         pause = LOOK.max(allowance.take(spent().saturating_sub(before), Instant::now()));
         match &armed {
             Ok(None) => continue,
-            Ok(Some(armed)) => await_ring(faults, calls, armed),
+            Ok(Some(_)) => await_ring(traps, calls),
             Err(_) => {}
         }
-        let armed = armed.map(|armed| {
-            lost.extend(
-                armed.into_iter().flatten().filter_map(|mut armed| (!armed.give_back()).then_some(armed)),
-            );
-        });
+        let armed = armed.map(|armed| lost.extend(armed.into_iter().flatten()));
+        give_back(traps, &mut lost);
         // Whatever the host has understood, it looks from now on.
         loop {
             let Some(watched) = watched.upgrade() else { return Ok(()) };
@@ -455,11 +497,23 @@ fn watch<W: Watched>(
     }
 }
 
+/// Has doorbells be what they were. Those that are not where they should be are left.
+fn give_back(traps: &Traps, armed: &mut Vec<Armed>) {
+    loop {
+        let before = traps.moves.get();
+        armed.retain_mut(|armed| !armed.give_back());
+        // Moves that were heard of meanwhile may be those of others.
+        if armed.is_empty() || traps.moves.get() == before {
+            return;
+        }
+    }
+}
+
 /// Waits until the program rings or the watcher is called.
-fn await_ring(faults: &Userfault, calls: &Calls, armed: &[Armed]) {
+fn await_ring(traps: &Traps, calls: &Calls) {
     // Without a poll the doorbells must not trap.
-    while let Ok([said, called]) = readable([faults.as_fd(), calls.wake.as_fd()], None) {
-        let waits = said && hear(faults, armed);
+    while let Ok([said, called]) = readable([traps.faults.as_fd(), calls.wake.as_fd()], None) {
+        let waits = said && traps.hear();
         if called || waits {
             return;
         }
@@ -469,7 +523,7 @@ fn await_ring(faults: &Userfault, calls: &Calls, armed: &[Armed]) {
 /// Makes the doorbells trap if they are still, and has the host sleep. None where something rings.
 fn arm<W: Watched>(
     watched: &W,
-    faults: &Arc<Userfault>,
+    traps: &Rc<Traps>,
     mover: &Mover,
 ) -> Result<Option<Vec<Armed>>, Box<dyn Error>> {
     let request = WaitDoorbellsRequest { timeout_ms: 0, pad: 0 };
@@ -485,7 +539,7 @@ fn arm<W: Watched>(
     let armed = watched.with_slices(|slices| {
         let (mut armed, mut rung) = (Vec::with_capacity(slices.len()), false);
         for slice in &slices {
-            match Armed::new(faults, mover, slice, &armed)? {
+            match Armed::new(traps, mover, slice)? {
                 Some((one, waits)) => {
                     armed.push(one);
                     rung |= waits;
@@ -524,3 +578,6 @@ impl Calls {
         self.wake.take().is_err() || self.over.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests;
