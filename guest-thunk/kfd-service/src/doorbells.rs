@@ -10,8 +10,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use guest_thunk::client::Client;
-use guest_thunk::thunk::adopt::maps::{Area, FilePlace, areas};
+use guest_thunk::thunk::adopt::maps::{Area, FilePlace};
 use guest_thunk::thunk::adopt::proc::MAPS;
+use guest_thunk::thunk::adopt::shared::shared_files;
 use guest_thunk::thunk::lock::lock;
 use guest_thunk::thunk::memory::address::{Reservation, page_size};
 use guest_thunk::thunk::queue::trap::{Slice, Watched, Watcher};
@@ -81,7 +82,7 @@ impl Doorbells {
             say(Level::Info, || format!("/proc/self/maps: {error}"));
         }
         let at = home.start();
-        let found = areas(&(at..at.saturating_add(size))).ok();
+        let found = shared_files(&(at..at.saturating_add(size))).ok();
         let place = found.and_then(|areas| Some(areas.first()?.file_at(at))).filter(|place| place.inode != 0);
         slices.insert(gpu_id.0, Own { blob, home, place });
         Ok(())
@@ -161,7 +162,7 @@ impl Slice for Mapped {
     fn is_there(&self) -> bool {
         let _bypass = Bypass::enter();
         let range = self.at..self.at.saturating_add(self.blob.size());
-        let found = areas(&range).ok().and_then(|areas| places(&areas, &self.place, self.blob.size()));
+        let found = shared_files(&range).ok().and_then(|areas| places(&areas, &self.place, self.blob.size()));
         found.is_some_and(|found| found == [self.at])
     }
 }
@@ -171,7 +172,7 @@ impl Watched for Doorbells {
         let slices = lock(&self.slices);
         let all = {
             let _bypass = Bypass::enter();
-            areas(&(0..u64::MAX)).ok()?
+            shared_files(&(0..u64::MAX)).ok()?
         };
         let mut mapped: Vec<Arc<dyn Slice>> = Vec::new();
         for Own { blob, home, place } in slices.values() {

@@ -29,6 +29,7 @@ mod patience;
 mod plan;
 pub mod proc;
 mod rseq;
+pub mod shared;
 mod signals;
 mod stop;
 mod swap;

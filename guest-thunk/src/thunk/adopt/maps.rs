@@ -53,7 +53,7 @@ impl Area {
     }
 
     /// Leaves out what lies below an address.
-    fn begin_at(&mut self, address: u64) {
+    pub(super) fn begin_at(&mut self, address: u64) {
         if address > self.start {
             if self.file.inode != 0 {
                 self.file = self.file_at(address);
