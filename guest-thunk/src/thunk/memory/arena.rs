@@ -12,6 +12,7 @@
 //! - The first arena of a GPU and of flags has [`SMALLEST`] bytes; each further one as many as there are already in all,
 //!   up to [`LARGEST`]. Where window, VRAM or budget have not that much, half of it is tried, down to what is needed.
 //! - An arena without allocations is given back, but for the last small one; that goes when anything lacks the room.
+//! - An allocation of whole [`ALIGN`] is at a multiple of it, and has no guard; others are at any page, with a guard behind.
 //! - A part is zeroed when it is freed. One that was exported is not used again, for others may still see it: it
 //!   goes with the arena.
 //!
@@ -170,9 +171,13 @@ impl Arenas {
         let kind = (gpu, flags.bits());
         let page = page_size();
         let no_memory = || Refusal::new(HsakmtStatus::NO_MEMORY, format!("{size:#x} bytes are too many"));
-        let guard = host.settings.guard_pages.saturating_mul(page);
+        // AMD's library has all of this size at such addresses (mmap_aperture_allocate_aligned), and ROCr ends a program that
+        // shares a piece of memory which is not (Runtime::IPCCreate). A guard between them would cost as much VRAM again.
+        let (align, guard) = match size.is_multiple_of(ALIGN) {
+            true => (align.max(ALIGN), 0),
+            false => (align.max(page), host.settings.guard_pages.saturating_mul(page)),
+        };
         let taken = size.checked_add(guard).ok_or_else(no_memory)?;
-        let align = align.max(page);
         let mut all = lock(&self.all);
         let arenas = all.entry(kind).or_default();
         let found = arenas.iter_mut().find_map(|arena| Some((arena.take(taken, align)?, &*arena)));

@@ -78,6 +78,22 @@ fn hundreds_of_small_allocations_are_a_few_buffers_and_maps() {
     assert_eq!((kfd.buffers(), kfd.idle()), (0, 256 * MIB));
 }
 
+/// ROCr divides blocks of 2 MiB, and shares a piece by where it is in its block: `Runtime::IPCCreate` of 5.2 to 6.1 ends the program if a
+/// block is elsewhere than at a multiple of its size.
+#[test]
+fn whole_huge_pages_are_where_amds_library_has_them() {
+    let kfd = Kfd::with_window(64 * MIB);
+    let small = kfd.visible(4096).unwrap();
+    let mut blocks: Vec<_> = (0..7).map(|_| (kfd.visible(2 * MIB).unwrap(), 2 * MIB)).collect();
+    assert_eq!(kfd.idle(), 48 * MIB, "arenas of 2, 2, 4 and 8 MiB, the last three full");
+    blocks.extend([6, 2, 4].map(|size| (kfd.visible(size * MIB).unwrap(), size * MIB)));
+    assert!(blocks.iter().all(|(address, _)| address % (2 * MIB) == 0), "{blocks:x?}");
+    let odd = kfd.visible(2 * MIB + 4096).unwrap();
+    blocks.extend([(small, 4096), (odd, 2 * MIB + 4096)]);
+    blocks.sort_unstable();
+    assert!(blocks.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{blocks:x?}");
+}
+
 #[test]
 fn pieces_are_executable_for_who_says_so() {
     let kfd = Kfd::with(64 * MIB, Settings { all_executable: false, ..Settings::default() }, false);
