@@ -55,6 +55,7 @@ const WAKE: u8 = 4;
 const COUNTS: u8 = 5;
 const PANIC: u8 = 6;
 const REENTER: u8 = 7;
+const POLL: u8 = 8;
 
 /// The numbers that a request carries.
 type Pair = [u64; 2];
@@ -173,6 +174,14 @@ impl KfdService for Fixture {
                 self.wake.notify_all();
                 Ok(0)
             }
+            // Waits in a function of libc in which a thread can be cancelled.
+            POLL => loop {
+                let woken = std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner));
+                if woken {
+                    return Ok(0);
+                }
+                nix::poll::poll(&mut [], 1u8)?;
+            },
             COUNTS => run(&|pair| {
                 *pair = [self.opened.load(Ordering::SeqCst), self.released.load(Ordering::SeqCst)];
                 // What a service does on the way must not show in the program's errno.

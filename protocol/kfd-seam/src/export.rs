@@ -35,7 +35,7 @@ macro_rules! preload {
             };
 
             $crate::preload! { @functions PRELOAD
-                open, open64 => open::open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+                open, open64, __open, __open64 => open::open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
                 openat, openat64 => open::openat(directory: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
                 creat, creat64 => open::creat(path: *const c_char, mode: c_uint) -> c_int;
                 __open_2, __open64_2 => open::open_2(path: *const c_char, flags: c_int) -> c_int;
@@ -45,14 +45,14 @@ macro_rules! preload {
                 close_range => descriptor::close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
                 closefrom => descriptor::closefrom(first: c_int) -> ();
                 dup => descriptor::dup(fd: c_int) -> c_int;
-                dup2 => descriptor::dup2(fd: c_int, copy: c_int) -> c_int;
+                dup2, __dup2 => descriptor::dup2(fd: c_int, copy: c_int) -> c_int;
                 dup3 => descriptor::dup3(fd: c_int, copy: c_int, flags: c_int) -> c_int;
-                fcntl, fcntl64 => descriptor::fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+                fcntl, fcntl64, __fcntl => descriptor::fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
 
                 ioctl => device::ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
                 mmap, mmap64 => device::mmap(address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
 
-                lseek, lseek64 => shared::lseek(fd: c_int, offset: i64, whence: c_int) -> i64;
+                lseek, lseek64, __lseek => shared::lseek(fd: c_int, offset: i64, whence: c_int) -> i64;
 
                 stat, stat64 => stat::stat(path: *const c_char, to: *mut struct_stat) -> c_int;
                 lstat, lstat64 => stat::lstat(path: *const c_char, to: *mut struct_stat) -> c_int;
@@ -89,9 +89,11 @@ macro_rules! preload {
                 closedir => directory::closedir(directory: *mut DIR) -> c_int;
 
                 scandir, scandir64 => listing::scandir(path: *const c_char, list: *mut *mut *mut dirent, filter: listing::Filter, compare: listing::Compare) -> c_int;
+                scandirat, scandirat64 => listing::scandirat(directory: c_int, path: *const c_char, list: *mut *mut *mut dirent, filter: listing::Filter, compare: listing::Compare) -> c_int;
                 glob, glob64 => listing::glob(pattern: *const c_char, flags: c_int, on_error: listing::OnError, found: *mut listing::Glob) -> c_int;
 
                 fopen, fopen64 => stream::fopen(path: *const c_char, mode: *const c_char) -> *mut FILE;
+                freopen, freopen64 => stream::freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
                 popen => stream::popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
             }
         }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use crate::cancellation::Uncancelled;
 use crate::path::{Resolved, resolve};
 use crate::service::{KfdService, Lookup, Result, SharedMemory};
 
@@ -40,10 +41,13 @@ pub struct Preload {
     pub service: Constructor,
 }
 
-/// The service that was made.
+/// The service that was made, or what its calls answer without one.
 pub struct Instance {
-    service: Option<Box<dyn KfdService>>,
+    service: Result<Box<dyn KfdService>>,
 }
+
+/// For a child of `vfork` whose parent has no service: it cannot make one, since memory is the parent's and descriptors are the child's.
+static NONE_YET: Instance = Instance { service: Err(Errno::EOPNOTSUPP) };
 
 /// The service of this process; null before the first use. Instances are leaked.
 static CURRENT: AtomicPtr<Instance> = AtomicPtr::new(ptr::null_mut());
@@ -93,17 +97,30 @@ impl Instance {
             if let Some(instance) = Self::current() {
                 return instance;
             }
-            if MAKING.swap(true, Ordering::Acquire) {
+            if !owns_tables() {
+                return &NONE_YET;
+            }
+            if !Self::make(preload) {
                 // Another thread is at it. Not a lock: one could not be released in a forked child.
                 std::thread::sleep(Duration::from_millis(1));
-                continue;
             }
-            if Self::current().is_none() {
-                let made = Box::leak(Box::new(Self { service: make(preload) }));
-                CURRENT.store(made, Ordering::Release);
-            }
-            MAKING.store(false, Ordering::Release);
         }
+    }
+
+    /// Makes the service unless a thread is at it.
+    fn make(preload: &Preload) -> bool {
+        // From here on a signal handler of this thread is told that the real system is meant: it could not wait for the thread that it
+        // interrupts.
+        let _bypass = Bypass::enter();
+        if MAKING.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        if Self::current().is_none() {
+            let made = Box::leak(Box::new(Self { service: make(preload) }));
+            CURRENT.store(made, Ordering::Release);
+        }
+        MAKING.store(false, Ordering::Release);
+        true
     }
 
     fn current() -> Option<&'static Self> {
@@ -116,11 +133,16 @@ impl Instance {
         Self::current().is_some_and(|current| ptr::eq(current, self)) && owns_tables()
     }
 
-    /// Calls the service. A panic is reported by the panic hook and becomes `EIO`: nothing unwinds into C.
+    /// Calls the service, which leaves `errno` as it is. A panic is reported by the panic hook and becomes `EIO`: nothing unwinds into C.
     pub fn call<T>(&self, call: impl FnOnce(&dyn KfdService) -> Result<T>) -> Result<T> {
-        let service = self.service.as_deref().ok_or(Errno::ENODEV)?;
+        let service = self.service.as_deref().map_err(|errno| *errno)?;
+        let _uncancelled = Uncancelled::enter();
         let _bypass = Bypass::enter();
-        catch_unwind(AssertUnwindSafe(|| call(service))).unwrap_or(Err(Errno::EIO))
+        // Look-ups may be on the way to a call of the real system that goes well.
+        let errno = Errno::last_raw();
+        let result = catch_unwind(AssertUnwindSafe(|| call(service))).unwrap_or(Err(Errno::EIO));
+        Errno::set_raw(errno);
+        result
     }
 
     /// What the absolute `path` comes to.
@@ -131,19 +153,17 @@ impl Instance {
     }
 }
 
-fn make(preload: &Preload) -> Option<Box<dyn KfdService>> {
-    let _bypass = Bypass::enter();
-    match catch_unwind(preload.service) {
-        Ok(Ok(service)) => Some(service),
-        Ok(Err(error)) => {
-            eprintln!("{}: {error}", preload.name);
-            None
-        }
-        Err(_) => {
-            eprintln!("{}: the service could not be made", preload.name);
-            None
-        }
+fn make(preload: &Preload) -> Result<Box<dyn KfdService>> {
+    let _uncancelled = Uncancelled::enter();
+    let errno = Errno::last_raw();
+    let made = catch_unwind(preload.service);
+    Errno::set_raw(errno);
+    match made {
+        Ok(Ok(service)) => return Ok(service),
+        Ok(Err(error)) => eprintln!("{}: {error}", preload.name),
+        Err(_) => eprintln!("{}: the service could not be made", preload.name),
     }
+    Err(Errno::ENODEV)
 }
 
 /// Whether this is the process that the tables describe, and not a child of `vfork` or of a bare `clone`
@@ -166,6 +186,7 @@ pub fn loaded() {
         return;
     }
     crate::trace::loaded();
+    crate::kernel::bind();
     // SAFETY: the handler is a function of this library, which is never unloaded. A failure (no memory at
     // start) leaves forked children without their own service, with EBADF on every device file.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };

@@ -156,6 +156,10 @@ next! {
     fn dirfd(directory: *mut libc::DIR) -> c_int, else -1;
     /// Closes a directory stream.
     fn closedir(directory: *mut libc::DIR) -> c_int, else -1;
+    /// Opens another file on a stream.
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE, else ptr::null_mut();
+    /// The entries of a directory that is named as seen from another.
+    fn scandirat64(directory: c_int, path: *const c_char, list: *mut *mut *mut libc::dirent64, filter: Filter, compare: Compare) -> c_int, else -1;
     /// The entries of a directory.
     fn scandir64(path: *const c_char, list: *mut *mut *mut libc::dirent64, filter: Filter, compare: Compare) -> c_int, else -1;
     /// The paths of a pattern.
@@ -166,13 +170,20 @@ next! {
     fn faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, else -1;
 }
 
+/// libc's own `fcntl`.
+static FCNTL: Next = Next::new(c"fcntl64");
+
+/// Finds, when the library is loaded, what programs may call where nothing can be looked for: in signal handlers, after `vfork`.
+pub fn bind() {
+    FCNTL.address();
+}
+
 /// libc's own `fcntl`, which knows better than the system call how `F_GETOWN` reports a group.
 ///
 /// # Safety
 /// As `fcntl(2)`.
 pub unsafe fn next_fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    static NEXT: Next = Next::new(c"fcntl64");
-    let address = NEXT.address();
+    let address = FCNTL.address();
     if address.is_null() {
         return kernel!(SYS_fcntl, fd, command, argument) as c_int;
     }

@@ -11,13 +11,14 @@
 //! - A descriptor that is passed on by `exec` or `SCM_RIGHTS` is that file there, and no device: requests of amdkfd and DRM answer
 //!   `EBADF`. Shared memory ([`Preload::shared`]) is known wherever a library like this one is under the program.
 //! - In a forked child every device file of the parent answers `EBADF`: amdkfd does so, a render node would not.
-//!   Between `vfork` and `exec` no device can be opened (`EOPNOTSUPP`).
+//!   Between `vfork` and `exec` no device and no directory can be opened, and no service is made (`EOPNOTSUPP`).
 //! - Files have the size of their content, where sysfs says 4096, and times of 0.
 //! - A path is the service's when it is absolute, begins at a directory that was opened here, or leads there from a directory above;
 //!   the working directory cannot be one of the service's. A link of the real file system that leads to the service's
 //!   paths is not followed to them, but for those of `/proc` to the process's own descriptors.
 //! - What the service holds open has numbers that the program did not ask for ([`hidden`]).
-//! - A signal handler that interrupts a call of the service and names one of its paths reaches the real system.
+//! - A signal handler that interrupts a call of the service and names one of its paths reaches the real system. It may not leave the call
+//!   by `longjmp`.
 //!
 //! With `VIRTIO_KFD_SEAM_TRACE` in the environment, each open, ioctl and mmap that was served is told on the
 //! standard error output.
@@ -26,6 +27,7 @@
 compile_error!("kfd-seam stands in for 64-bit glibc on Linux");
 
 mod attributes;
+mod cancellation;
 #[doc(hidden)]
 pub mod entry;
 #[doc(hidden)]

@@ -21,9 +21,18 @@ use crate::streams::Stream;
 /// # Safety
 /// As `opendir`: `path` is null or a C string.
 pub unsafe fn opendir(preload: &Preload, path: *const c_char) -> *mut libc::DIR {
-    let saved = SavedErrno::now();
     // SAFETY: the caller says so.
     let route = unsafe { Route::find(preload, libc::AT_FDCWD, path, true) };
+    // SAFETY: the caller says so.
+    unsafe { open_route(preload, route, path) }
+}
+
+/// Opens what a route of `path` leads to.
+///
+/// # Safety
+/// `path` is null or a C string.
+pub(super) unsafe fn open_route(preload: &Preload, route: Route, path: *const c_char) -> *mut libc::DIR {
+    let saved = SavedErrno::now();
     real_or!(
         route,
         path,

@@ -1,4 +1,4 @@
-//! What libc makes of directory streams inside itself, where no library stands between: `scandir` and `glob`.
+//! What libc makes of directory streams inside itself, where no library stands between: `scandir`, `scandirat` and `glob`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -51,7 +51,46 @@ pub unsafe fn scandir(
         return unsafe { next::scandir64(path, list, filter, compare) };
     }
     // SAFETY: the caller says so.
-    let stream = unsafe { directory::opendir(preload, path) };
+    unsafe { list_route(preload, saved, route, list, filter, compare) }
+}
+
+/// `scandirat(3)`.
+///
+/// # Safety
+/// As [`scandir`].
+pub unsafe fn scandirat(
+    preload: &Preload,
+    directory: c_int,
+    path: *const c_char,
+    list: *mut *mut *mut libc::dirent64,
+    filter: Filter,
+    compare: Compare,
+) -> c_int {
+    let saved = SavedErrno::now();
+    // SAFETY: the caller says so.
+    let route = unsafe { Route::find(preload, directory, path, true) };
+    if matches!(route, Route::Real) {
+        // SAFETY: the caller says so.
+        return unsafe { next::scandirat64(directory, path, list, filter, compare) };
+    }
+    // SAFETY: the caller says so.
+    unsafe { list_route(preload, saved, route, list, filter, compare) }
+}
+
+/// Lists what a route leads to that is not the real system's as it came.
+///
+/// # Safety
+/// As [`scandir`].
+unsafe fn list_route(
+    preload: &Preload,
+    saved: SavedErrno,
+    route: Route,
+    list: *mut *mut *mut libc::dirent64,
+    filter: Filter,
+    compare: Compare,
+) -> c_int {
+    // SAFETY: the route does not take the path.
+    let stream = unsafe { directory::open_route(preload, route, ptr::null()) };
     if stream.is_null() {
         return -1;
     }

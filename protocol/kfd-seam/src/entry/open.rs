@@ -141,6 +141,10 @@ fn open_place(path: &Path, entry: &Entry, flags: c_int) -> Result<RawFd> {
     if flags & libc::O_DIRECTORY != 0 && !is_directory {
         return Err(Errno::ENOTDIR);
     }
+    // As for a device.
+    if !owns_tables() {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let real = matches!(entry, Entry::Directory { merge: true, .. });
     let descriptor = files::place_file(path, real, flags & libc::O_CLOEXEC != 0)?;
     files::insert(descriptor, Attributes::of(path, entry), Kind::Place, path, flags)

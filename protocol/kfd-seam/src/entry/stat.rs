@@ -29,6 +29,18 @@ pub unsafe fn fstatat(
     let saved = SavedErrno::now();
     // SAFETY: the caller says so.
     let route = unsafe { find(preload, directory, path, flags) };
+    // SAFETY: the caller says so.
+    let own = matches!(route, Route::Real) && unsafe { is_descriptor(path, flags) };
+    if own {
+        // As `fstat`, but for what the flags may be otherwise.
+        let result = kernel!(SYS_newfstatat, directory, path, to, flags) as c_int;
+        if result == 0 {
+            // SAFETY: the kernel has just filled it.
+            unsafe { show_shared(preload, directory, to) };
+            return saved.finish(Ok(0), -1);
+        }
+        return result;
+    }
     real_or!(route, path, kernel!(SYS_newfstatat, directory, path, to, flags) as c_int, |route| {
         let result = attributes(route).and_then(|attributes| {
             // SAFETY: the caller says so.
@@ -74,15 +86,24 @@ pub unsafe fn fstat(preload: &Preload, fd: c_int, to: *mut libc::stat) -> c_int 
                 return result;
             }
             // SAFETY: the kernel has just filled it.
-            let status = unsafe { &mut *to };
-            // Shared memory is a file without a name.
-            if status.st_nlink == 0
-                && let Some(shared) = shared::find(preload, fd)
-            {
-                status.st_size = i64::try_from(shared.size).unwrap_or(i64::MAX);
-            }
+            unsafe { show_shared(preload, fd, to) };
             saved.finish(Ok(0), -1)
         }
+    }
+}
+
+/// Puts the size of shared memory into what the kernel says of the descriptor.
+///
+/// # Safety
+/// `to` is filled and valid for writing.
+unsafe fn show_shared(preload: &Preload, fd: c_int, to: *mut libc::stat) {
+    // SAFETY: the caller says so.
+    let status = unsafe { &mut *to };
+    // Shared memory is a file without a name.
+    if status.st_nlink == 0
+        && let Some(shared) = shared::find(preload, fd)
+    {
+        status.st_size = i64::try_from(shared.size).unwrap_or(i64::MAX);
     }
 }
 
@@ -145,6 +166,22 @@ pub unsafe fn statx(
     let saved = SavedErrno::now();
     // SAFETY: the caller says so.
     let route = unsafe { find(preload, directory, path, flags) };
+    // SAFETY: the caller says so.
+    let own = matches!(route, Route::Real) && unsafe { is_descriptor(path, flags) };
+    if own {
+        let result = kernel!(SYS_statx, directory, path, flags, mask, to) as c_int;
+        if result != 0 {
+            return result;
+        }
+        // SAFETY: the kernel has just filled it.
+        let status = unsafe { &mut *to };
+        if status.stx_nlink == 0
+            && let Some(shared) = shared::find(preload, directory)
+        {
+            status.stx_size = shared.size;
+        }
+        return saved.finish(Ok(0), -1);
+    }
     real_or!(route, path, kernel!(SYS_statx, directory, path, flags, mask, to) as c_int, |route| {
         let result = attributes(route).and_then(|attributes| {
             // SAFETY: the caller says so.
@@ -173,8 +210,15 @@ pub unsafe fn faccessat(
         path,
         match flags {
             0 => kernel!(SYS_faccessat, directory, path, mode) as c_int,
-            // SAFETY: the caller says so.
-            _ => unsafe { next::faccessat(directory, path, mode, flags) },
+            _ => {
+                let mut result = kernel!(SYS_faccessat2, directory, path, mode, flags) as c_int;
+                if result != 0 && Errno::last() == Errno::ENOSYS {
+                    // Linux before 5.8.
+                    // SAFETY: the caller says so.
+                    result = unsafe { next::faccessat(directory, path, mode, flags) };
+                }
+                if result == 0 { saved.finish(Ok(0), -1) } else { result }
+            }
         },
         |route| {
             let result = attributes(route).and_then(|attributes| attributes.access(mode));
@@ -214,7 +258,7 @@ pub unsafe fn readlinkat(
 ) -> isize {
     let saved = SavedErrno::now();
     // SAFETY: the caller says so.
-    let route = unsafe { Route::find(preload, directory, path, false) };
+    let route = unsafe { find_link(preload, directory, path) };
     real_or!(route, path, kernel!(SYS_readlinkat, directory, path, to, size) as isize, |route| {
         let result = match route {
             // The kernel takes an int and refuses what is not positive.
@@ -232,6 +276,23 @@ pub unsafe fn readlinkat(
         };
         saved.finish(result, -1)
     })
+}
+
+/// The route of `readlinkat`, which takes an empty path for the link that the descriptor is open on (`do_readlinkat()`).
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn find_link(preload: &Preload, directory: c_int, path: *const c_char) -> Route {
+    // SAFETY: the caller says so.
+    let own = !path.is_null() && unsafe { is_descriptor(path, libc::AT_EMPTY_PATH) };
+    match files::get(directory).filter(|_| own) {
+        Some(held) if held.attributes.mode & libc::S_IFMT == libc::S_IFLNK => {
+            Route::resolve(preload, held.path.as_os_str().as_bytes(), false, true)
+        }
+        Some(_) => Route::Missing(Errno::ENOENT),
+        // SAFETY: the caller says so.
+        None => unsafe { Route::find(preload, directory, path, false) },
+    }
 }
 
 /// `readlink(2)`.
@@ -426,13 +487,21 @@ unsafe fn give_path(path: &Path, to: *mut c_char) -> Result<*mut c_char> {
 /// # Safety
 /// `path` is null or a C string.
 unsafe fn find(preload: &Preload, directory: c_int, path: *const c_char, flags: c_int) -> Route {
-    // SAFETY: null was excluded, and the caller says that it is a C string, which has a first byte.
-    let empty = path.is_null() || unsafe { *path } == 0;
-    if empty && flags & libc::AT_EMPTY_PATH != 0 {
+    // SAFETY: the caller says so.
+    if unsafe { is_descriptor(path, flags) } {
         return files::get(directory).map_or(Route::Real, Route::Descriptor);
     }
     // SAFETY: the caller says so.
     unsafe { Route::find(preload, directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) }
+}
+
+/// Whether a call with `AT_*` flags is about the descriptor itself.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn is_descriptor(path: *const c_char, flags: c_int) -> bool {
+    // SAFETY: null was excluded, and the caller says that it is a C string, which has a first byte.
+    flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
 }
 
 fn attributes(route: Route) -> Result<Attributes> {

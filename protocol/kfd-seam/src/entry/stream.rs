@@ -1,12 +1,14 @@
-//! Streams: `fopen` on the service's files, `popen` for programs that ask `lsmod` for the driver.
+//! Streams: `fopen` and `freopen` on the service's files, `popen` for programs that ask `lsmod` for the driver.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::os::fd::RawFd;
 use std::ptr;
 
 use nix::errno::Errno;
 
 use super::{Route, descriptor, open, real_or};
+use crate::files;
 use crate::instance::Preload;
 use crate::kernel::{SavedErrno, next};
 use crate::service::Result;
@@ -32,17 +34,79 @@ pub unsafe fn fopen(preload: &Preload, path: *const c_char, mode: *const c_char)
     )
 }
 
-/// Opens the service's file and puts a stream on it.
+/// `freopen(3)`. Without a path the stream's own file is opened anew, by the name that `/proc` has for it.
+///
+/// # Safety
+/// As `freopen`: `path` is null or a C string, `mode` is a C string, `stream` is open.
+pub unsafe fn freopen(
+    preload: &Preload,
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut libc::FILE,
+) -> *mut libc::FILE {
+    let saved = SavedErrno::now();
+    // SAFETY: the caller says so.
+    let route = unsafe { Route::find(preload, libc::AT_FDCWD, path, true) };
+    real_or!(
+        route,
+        path,
+        // SAFETY: the caller says so.
+        unsafe { next::freopen(path, mode, stream) },
+        |route| {
+            // SAFETY: the caller says so.
+            let opened = unsafe { reopen(preload, route, mode, stream) };
+            saved.finish(opened, ptr::null_mut())
+        }
+    )
+}
+
+/// Opens the service's file, and lets libc put the stream on the kernel's file behind it, under the number that the stream has.
+///
+/// # Safety
+/// `mode` is null or a C string, `stream` is open.
+unsafe fn reopen(
+    preload: &Preload,
+    route: Route,
+    mode: *const c_char,
+    stream: *mut libc::FILE,
+) -> Result<*mut libc::FILE> {
+    // SAFETY: the caller says so.
+    let opened = unsafe { open_file(preload, route, mode) };
+    // The stream is closed where nothing could be opened, which libc does by itself: there is no such descriptor.
+    let link = format!("/proc/self/fd/{}\0", opened.as_ref().copied().unwrap_or(-1));
+    // SAFETY: the path is a C string, the rest is the caller's.
+    let stream = unsafe { next::freopen(link.as_ptr().cast(), mode, stream) };
+    let errno = Errno::last();
+    let fd = opened?;
+    if !stream.is_null() {
+        // SAFETY: the stream is open.
+        files::copied(fd, unsafe { libc::fileno(stream) });
+    }
+    // SAFETY: it was opened above and nobody knows it.
+    unsafe { descriptor::close(preload, fd) };
+    if stream.is_null() { Err(errno) } else { Ok(stream) }
+}
+
+/// Opens the service's file for a stream.
 ///
 /// # Safety
 /// `mode` is null or a C string.
-unsafe fn serve(preload: &Preload, route: Route, mode: *const c_char) -> Result<*mut libc::FILE> {
+unsafe fn open_file(preload: &Preload, route: Route, mode: *const c_char) -> Result<RawFd> {
     if mode.is_null() {
         return Err(Errno::EINVAL);
     }
     // SAFETY: the caller says so.
     let flags = open_flags(unsafe { CStr::from_ptr(mode) }.to_bytes()).ok_or(Errno::EINVAL)?;
-    let fd = open::serve(preload, route, flags)?;
+    open::serve(preload, route, flags)
+}
+
+/// Opens the service's file and puts a stream on it.
+///
+/// # Safety
+/// `mode` is null or a C string.
+unsafe fn serve(preload: &Preload, route: Route, mode: *const c_char) -> Result<*mut libc::FILE> {
+    // SAFETY: the caller says so.
+    let fd = unsafe { open_file(preload, route, mode) }?;
     // SAFETY: the descriptor is open and the stream's from here on.
     let stream = unsafe { libc::fdopen(fd, mode) };
     if stream.is_null() {

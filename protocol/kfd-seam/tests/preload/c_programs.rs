@@ -42,7 +42,11 @@ cases!(
     blocking,
     popen,
     reentry,
-    shared
+    shared,
+    ways,
+    vfork,
+    vfork_first,
+    cancellation
 );
 
 /// What a signal handler may call.

@@ -6,16 +6,16 @@ use object::{Object, ObjectSymbol};
 
 /// What libhsakmt, ROCr, libdrm, libdrm_amdgpu and rocminfo of Debian bookworm and trixie import
 /// (`nm -D`) of the calls that can reach a device file or a path, their fortified forms, what glibc before 2.33
-/// had in place of `stat`, what cat, ls, find, stat, head, readlink and realpath import besides, and what libc makes of
-/// these calls inside itself.
-const NAMES: &str = "open open64 openat openat64 creat creat64 __open_2 __open64_2 __openat_2 __openat64_2 \
-    close __close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl mmap mmap64 lseek lseek64 \
+/// had in place of `stat`, what cat, ls, find, stat, head, readlink and realpath import besides, what glibc also calls
+/// them, and what libc makes of these calls inside itself.
+const NAMES: &str = "open open64 __open __open64 openat openat64 creat creat64 __open_2 __open64_2 __openat_2 __openat64_2 \
+    close __close close_range closefrom dup dup2 __dup2 dup3 fcntl fcntl64 __fcntl ioctl mmap mmap64 lseek lseek64 __lseek \
     stat stat64 lstat lstat64 fstat fstat64 fstatat fstatat64 statx \
     __xstat __xstat64 __lxstat __lxstat64 __fxstat __fxstat64 __fxstatat __fxstatat64 \
     access faccessat euidaccess eaccess readlink readlinkat __readlink_chk __readlinkat_chk \
     realpath __realpath_chk canonicalize_file_name getxattr lgetxattr listxattr llistxattr \
     opendir fdopendir readdir readdir64 readdir_r readdir64_r rewinddir telldir seekdir dirfd closedir \
-    scandir scandir64 glob glob64 fopen fopen64 popen";
+    scandir scandir64 scandirat scandirat64 glob glob64 fopen fopen64 freopen freopen64 popen";
 
 /// Rust exports the functions that `preload!` makes in the cdylib, and nothing else.
 #[test]

@@ -36,8 +36,9 @@ pub fn fixture() -> &'static Path {
 /// The program of `tests/preload/check`, compiled with `flags`; `None` where there is no C compiler.
 pub fn compile(directory: &Path, flags: &[&str]) -> Option<PathBuf> {
     let program = directory.join("check");
-    let sources = ["main", "device", "descriptors", "files", "processes", "heap"]
-        .map(|name| package().join(format!("tests/preload/check/{name}.c")));
+    let names =
+        ["main", "device", "descriptors", "files", "ways", "processes", "vforks", "cancellation", "heap"];
+    let sources = names.map(|name| package().join(format!("tests/preload/check/{name}.c")));
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-g", "-pthread"]);
     compile.arg("-o").arg(&program).args(sources).args(flags);

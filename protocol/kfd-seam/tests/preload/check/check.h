@@ -39,6 +39,8 @@ typedef struct {
 #define COUNTS _IOR('S', 5, pair)
 #define PANIC _IO('S', 6)
 #define REENTER _IOWR('S', 7, pair)
+/* WAIT in a function of libc in which threads can be cancelled. */
+#define POLL _IO('S', 8)
 
 #define TOPOLOGY "/sys/class/kfd/kfd/topology"
 #define REAL_TOPOLOGY "/sys/devices/virtual/kfd/kfd/topology"
@@ -82,6 +84,10 @@ void test_failed(void);
 void test_popen(void);
 void test_early(void);
 void test_shared(void);
+void test_ways(void);
+void test_vfork(void);
+void test_vfork_first(void);
+void test_cancellation(void);
 #ifdef OWN_MALLOC
 void test_handlers(void);
 void test_scandir(void);

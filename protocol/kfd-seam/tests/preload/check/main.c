@@ -11,7 +11,8 @@ static const struct {
     {"errno", test_errno},     {"fork", test_fork},       {"signals", test_signals},
     {"threads", test_threads}, {"blocking", test_blocking}, {"panic", test_panic},
     {"reentry", test_reentry}, {"failed", test_failed},   {"popen", test_popen}, {"early", test_early},
-    {"shared", test_shared},
+    {"shared", test_shared},   {"ways", test_ways},       {"vfork", test_vfork},
+    {"vfork_first", test_vfork_first}, {"cancellation", test_cancellation},
 #ifdef OWN_MALLOC
     {"handlers", test_handlers}, {"scandir", test_scandir},
 #endif
