@@ -23,6 +23,8 @@ pub struct Tally {
     pub skipped: usize,
     /// One line for each test that did not run.
     pub reasons: Vec<String>,
+    /// Names of tests that failed, and passed when they ran once more; they are among the passed ones.
+    pub again: Vec<String>,
 }
 
 impl Tally {
@@ -32,6 +34,16 @@ impl Tally {
         self.failed += other.failed;
         self.skipped += other.skipped;
         self.reasons.extend(other.reasons);
+        self.again.extend(other.again);
+    }
+
+    /// Where more than `most` tests needed a second run, that is no accident: they count as failed.
+    pub fn allow_again(&mut self, most: usize) {
+        let again = self.again.len();
+        if again > most {
+            self.passed = self.passed.saturating_sub(again);
+            self.failed += again;
+        }
     }
 
     /// Counts one more result.
@@ -60,6 +72,7 @@ pub fn junit(text: &str) -> Result<Tally> {
     let mut reason = None;
     let mut output = String::new();
     let mut in_output = false;
+    let mut in_attempt = false;
     loop {
         match reader.read_event().context("the test report")? {
             Event::Eof => return Ok(tally),
@@ -70,13 +83,20 @@ pub fn junit(text: &str) -> Result<Tally> {
                 }
                 "failure" | "error" => outcome = Outcome::Failed,
                 "skipped" => outcome = Outcome::Skipped,
-                "system-out" | "system-err" => in_output = true,
+                // An attempt before the last one, with its output.
+                "flakyFailure" | "flakyError" => {
+                    in_attempt = true;
+                    tally.again.push(test.clone());
+                }
+                "rerunFailure" | "rerunError" => in_attempt = true,
+                "system-out" | "system-err" => in_output = !in_attempt,
                 _ => {}
             },
             Event::Empty(element) => match element.name().into_inner() {
                 "testcase" => tally.passed += 1,
                 "failure" | "error" => outcome = Outcome::Failed,
                 "skipped" => outcome = Outcome::Skipped,
+                "flakyFailure" | "flakyError" => tally.again.push(test.clone()),
                 _ => {}
             },
             Event::Text(piece) if in_output => output.push_str(&piece),
@@ -92,6 +112,7 @@ pub fn junit(text: &str) -> Result<Tally> {
                     }
                     output.clear();
                 }
+                "flakyFailure" | "flakyError" | "rerunFailure" | "rerunError" => in_attempt = false,
                 "testcase" => match (outcome, &reason) {
                     (Outcome::Failed, _) => tally.failed += 1,
                     (Outcome::Skipped, _) => tally.skip(&test, "left out by the test runner"),
@@ -183,6 +204,32 @@ test a::skips ... ok
         assert_eq!(tally.to_string(), "2 passed, 1 failed, 1 skipped");
         let [reason] = tally.reasons.as_slice() else { panic!("{:?}", tally.reasons) };
         assert_eq!(reason, "kfd-abi a::skips: no compiler & no headers");
+    }
+
+    /// Shape of a report of cargo-nextest 0.9 with `retries = 1`.
+    #[test]
+    fn tests_that_needed_a_second_run_are_named_and_bounded() {
+        let text = r#"<testsuites><testsuite name="t">
+        <testcase name="a" classname="t" time="0.01">
+            <flakyFailure timestamp="t" time="0.02" type="test failure with exit code 101">
+                <system-out>SKIP: of an attempt that failed</system-out>
+            </flakyFailure>
+            <system-out>all right</system-out>
+        </testcase>
+        <testcase name="b" classname="t" time="0.01">
+            <failure type="test failure with exit code 101">panicked</failure>
+            <rerunFailure timestamp="t" time="0.02" type="test failure with exit code 101">
+                <system-err>panicked</system-err>
+            </rerunFailure>
+        </testcase>
+        <testcase name="c" classname="t" time="0.01"/>
+</testsuite></testsuites>"#;
+        let mut tally = junit(text).unwrap();
+        assert_eq!(tally.again, ["t a"]);
+        tally.allow_again(1);
+        assert_eq!(tally.to_string(), "2 passed, 1 failed, 0 skipped");
+        tally.allow_again(0);
+        assert_eq!(tally.to_string(), "1 passed, 2 failed, 0 skipped");
     }
 
     /// Output of rustc 1.95's test runner.

@@ -19,6 +19,10 @@ pub const HEADERS_VARIABLE: &str = "VIRTIO_KFD_HEADER_DIRS";
 /// nextest's profile for these runs (`.config/nextest.toml`).
 const PROFILE: &str = "xtask";
 
+/// How many tests may fail and pass when they run once more (`retries` in `.config/nextest.toml`). Guests on an emulated CPU and several
+/// processes share a machine with others; one test that depends on that is named, more of them are a defect.
+const MOST_AGAIN: usize = 2;
+
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -62,6 +66,10 @@ pub fn run(options: &Options) -> Result<i32> {
     for reason in &tally.reasons {
         println!("skipped: {reason}");
     }
+    for test in &tally.again {
+        println!("failed, and passed when it ran once more: {test}");
+    }
+    tally.allow_again(MOST_AGAIN);
     eprintln!("test: {:.0} s", begin.elapsed().as_secs_f64());
     println!("{tally}");
     Ok(i32::from(tally.failed > 0))
