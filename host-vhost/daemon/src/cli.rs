@@ -70,6 +70,11 @@ pub struct Args {
     #[arg(long = "cu-mask", value_name = "[GPU=]UNITS", value_parser = parse_cu_mask)]
     pub cu_masks: Vec<CuMask>,
 
+    /// Refuse runtimes of guests that enable themselves, so that KFD handles no exceptions of their queues. For hosts whose VMs share a
+    /// GPU and must not delay each other's events (docs/operating.md).
+    #[arg(long)]
+    pub no_exceptions: bool,
+
     /// Address space in the guest through which its CPUs reach memory of the host; a power of two.
     #[arg(long, value_name = "SIZE", value_parser = parse_window, default_value = DEFAULT_WINDOW_TEXT)]
     pub shmem_size: u64,

@@ -34,6 +34,8 @@ pub struct DeviceConfig {
     pub queue_limit: Limit,
     /// The compute units that queues may use.
     pub cu_masks: Vec<CuMask>,
+    /// Whether guests are told of no exceptions of queues.
+    pub no_exceptions: bool,
     /// Bytes of the shared memory window.
     pub window: u64,
     /// Most contexts at a time.
@@ -61,6 +63,7 @@ impl DeviceConfig {
                 .unwrap_or(u32::MAX),
             vm_max_queues: self.queue_limit.vm,
             cu_masks: self.cu_masks.clone(),
+            no_exceptions: self.no_exceptions,
             max_buffers: crate::budget::MAX_BUFFERS_PER_CONTEXT,
             max_runs: u32::try_from(crate::budget::MAX_RUNS_PER_CONTEXT).unwrap_or(u32::MAX),
             name,

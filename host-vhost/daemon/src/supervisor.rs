@@ -167,6 +167,7 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
             process: Some(args.max_queues_per_process.into()),
         },
         cu_masks: args.cu_masks.clone(),
+        no_exceptions: args.no_exceptions,
         window: args.shmem_size,
         max_contexts: args.max_contexts,
         pool: memory.as_ref().and(args.memory_size),

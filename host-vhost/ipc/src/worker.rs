@@ -50,6 +50,8 @@ pub struct Settings {
     pub vm_max_queues: Option<u64>,
     /// The compute units that queues may use. Where several name a GPU the last one counts.
     pub cu_masks: Vec<CuMask>,
+    /// Whether runtimes are refused when they enable themselves, so that no exception of a queue is told.
+    pub no_exceptions: bool,
     /// Most buffers.
     pub max_buffers: u32,
     /// Most runs of guest memory that are mapped in the worker, over all blobs.

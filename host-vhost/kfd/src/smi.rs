@@ -121,24 +121,25 @@ impl SmiPlaces {
     }
 
     /// Waits until one of the streams has something, another thread calls [`SmiPlaces::poke`], or the time is up; without a
-    /// time for ever.
+    /// time for ever. After a poke all waits end at once, until [`SmiPlaces::calm`].
     pub fn wait(&self, streams: &[SmiPlace], timeout: Option<Duration>) -> Result<(), KfdError> {
         let mut polled = vec![PollFd::new(self.poke.as_fd(), PollFlags::POLLIN)];
         for place in streams {
             polled.push(PollFd::new(self.descriptor(*place)?.as_fd(), PollFlags::POLLIN));
         }
         match ppoll(&mut polled, timeout.map(TimeSpec::from_duration), None) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(KfdError::new("ppoll", format!("{} streams", streams.len()), errno)),
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(KfdError::new("ppoll", format!("{} streams", streams.len()), errno)),
         }
-        if polled.first().and_then(PollFd::any) == Some(true) {
-            // Another thread may have taken it already, which is as well.
-            let _ = read(&self.poke, &mut [0; 8]);
-        }
-        Ok(())
     }
 
-    /// Ends a wait of another thread.
+    /// Waits wait again after a [`SmiPlaces::poke`].
+    pub fn calm(&self) {
+        // There may have been none.
+        let _ = read(&self.poke, &mut [0; 8]);
+    }
+
+    /// Ends the waits of all other threads.
     pub fn poke(&self) {
         // A count that is full ends waits too.
         let _ = write(&self.poke, &1u64.to_ne_bytes());
@@ -170,11 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn a_poke_ends_a_wait_and_is_used_up() {
+    fn a_poke_ends_waits_until_they_are_calmed() {
         let places = SmiPlaces::reserve(710..712).unwrap();
         places.poke();
         places.wait(&[], None).unwrap();
-        places.wait(&[], Some(Duration::ZERO)).unwrap();
+        places.wait(&[], None).unwrap();
+        places.calm();
         assert_eq!(read(&places.poke, &mut [0; 8]), Err(Errno::EAGAIN));
     }
 }

@@ -43,6 +43,8 @@ const IDLE: Duration = Duration::from_millis(200);
 pub struct Exceptions {
     /// A runtime was enabled once. For good: the kernel looks at that before it looks for the queue.
     pub possible: bool,
+    /// The operator wants none: no runtime is enabled.
+    pub refused: bool,
     /// The event on which the thread waits.
     event: Option<u32>,
     /// A thread looks from time to time, until there is an event.

@@ -26,8 +26,7 @@ use crate::throttle::Throttle;
 /// What is enabled on the host, whatever the guest wants to see: its library chooses. Not `KFD_SMI_EVENT_ALL_PROCESS`, with which
 /// a privileged worker would see others' work; not starts and ends of processes, which the kernel tells everybody; not the
 /// events of shared virtual memory, which this process has none of.
-pub const EVENTS: u64 = event_mask(KFD_SMI_EVENT_VMFAULT)
-    | event_mask(KFD_SMI_EVENT_THERMAL_THROTTLE)
+const EVENTS: u64 = event_mask(KFD_SMI_EVENT_THERMAL_THROTTLE)
     | event_mask(KFD_SMI_EVENT_GPU_PRE_RESET)
     | event_mask(KFD_SMI_EVENT_GPU_POST_RESET)
     | event_mask(KFD_SMI_EVENT_QUEUE_EVICTION)
@@ -41,6 +40,8 @@ const KERNEL_BYTES: usize = 1024;
 pub struct Smi {
     /// An error is why there can be none.
     places: Result<SmiPlaces, KfdError>,
+    /// Mask of the events.
+    events: u64,
     state: Mutex<State>,
 }
 
@@ -50,6 +51,12 @@ struct State {
     streams: VecDeque<Stream>,
     last: u32,
     guest: Guest,
+    /// Threads that wait.
+    waiting: usize,
+    /// How often streams have come and gone.
+    changes: u64,
+    /// Threads that wait and have not heard of the last change.
+    called: usize,
 }
 
 #[derive(Debug)]
@@ -78,9 +85,11 @@ pub enum Read {
 }
 
 impl Smi {
-    /// No streams, with places for some.
-    pub fn new(places: Result<SmiPlaces, KfdError>) -> Self {
-        Smi { places, state: Mutex::default() }
+    /// No streams, with places for some. `knows_threads` is whether the kernel's numbers of threads are those that this process has for
+    /// its own: else it could take another process's memory fault for one of its own, and hears of none.
+    pub fn new(places: Result<SmiPlaces, KfdError>, knows_threads: bool) -> Self {
+        let faults = if knows_threads { event_mask(KFD_SMI_EVENT_VMFAULT) } else { 0 };
+        Smi { places, events: EVENTS | faults, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -116,13 +125,12 @@ impl Smi {
         let free = places.all().find(|place| state.streams.iter().all(|stream| stream.place != *place));
         let limit = || Failure::limit(format!("OpenSmi: {MAX_SMI_STREAMS} streams"));
         let place = free.ok_or_else(limit)?;
-        places.open(kfd, gpu_id, EVENTS, place)?;
+        places.open(kfd, gpu_id, self.events, place)?;
         let id = state.last.wrapping_add(1);
         state.last = id;
         state.streams.push_front(Stream { id, place, lines: Lines::default(), broken: false });
-        drop(state);
         // Who waits has to wait for this one too.
-        places.poke();
+        state.call(places);
         Ok(id)
     }
 
@@ -137,8 +145,7 @@ impl Smi {
             places.close(stream.place)?;
         }
         state.streams.remove(index);
-        drop(state);
-        places.poke();
+        state.call(places);
         Ok(())
     }
 
@@ -147,7 +154,8 @@ impl Smi {
         let Ok(places) = &self.places else { return Ok(Read::Closed) };
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let waiting: Vec<SmiPlace> = {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let (waiting, changes): (Vec<SmiPlace>, u64) = {
                 let mut state = self.state();
                 if state.streams.is_empty() {
                     return Ok(Read::Closed);
@@ -155,20 +163,43 @@ impl Smi {
                 if let Some((stream, text)) = state.take(places, throttle) {
                     return Ok(Read::Lines { stream, text });
                 }
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Ok(Read::Nothing);
+                }
+                state.waiting = state.waiting.saturating_add(1);
                 let whole = state.streams.iter().filter(|stream| !stream.broken);
-                whole.map(|stream| stream.place).collect()
+                (whole.map(|stream| stream.place).collect(), state.changes)
             };
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(Read::Nothing);
-            }
             // A place that is closed and used again meanwhile is a wait that ends for nothing, or goes on until the poke.
-            places.wait(&waiting, left)?;
+            let waited = places.wait(&waiting, left);
+            self.state().waited(places, changes);
+            waited?;
         }
     }
 }
 
 impl State {
+    /// Streams have come or gone: all that wait look anew.
+    fn call(&mut self, places: &SmiPlaces) {
+        self.changes = self.changes.wrapping_add(1);
+        self.called = self.waiting;
+        if self.called > 0 {
+            places.poke();
+        }
+    }
+
+    /// A thread waits no more, that did so since that many changes. The last one that was called lets others wait again: one that did it
+    /// earlier could have those sleep on that have not looked yet.
+    fn waited(&mut self, places: &SmiPlaces, changes: u64) {
+        self.waiting = self.waiting.saturating_sub(1);
+        if changes != self.changes {
+            self.called = self.called.saturating_sub(1);
+            if self.called == 0 {
+                places.calm();
+            }
+        }
+    }
+
     /// The lines of the next stream that has some.
     fn take(&mut self, places: &SmiPlaces, throttle: &Throttle) -> Option<(u32, Vec<u8>)> {
         for index in 0..self.streams.len() {
@@ -218,5 +249,22 @@ impl Stream {
             }
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a PID namespace another process's thread may have the number that this process has for one of its own.
+    #[test]
+    fn a_worker_that_the_kernel_has_other_numbers_for_hears_of_no_faults() {
+        let events = |knows_threads| {
+            Smi::new(Err(KfdError::new("fcntl", "", nix::errno::Errno::EBUSY)), knows_threads).events
+        };
+        let fault = event_mask(KFD_SMI_EVENT_VMFAULT);
+        assert_eq!((events(true) & fault, events(false)), (fault, events(true) & !fault));
+        // KFD_SMI_EVENT_ALL_PROCESS, and starts and ends of processes.
+        assert_eq!(events(true) & (1 << 63 | 1 << 11 | 1 << 12), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -149,10 +150,12 @@ pub fn start(
         runs: settings.max_runs,
     });
     let vm_queues = account(Counted::Queues, settings.vm_max_queues);
-    let queues = Queues::new(settings.max_queues.into(), vm_queues);
-    let smi = Smi::new(SmiPlaces::reserve(SMI_DESCRIPTORS));
-    let context = Context::new(kfd, version, gpus?, archive, vram_limit, (memory, queues, smi), channel);
+    let mut queues = Queues::new(settings.max_queues.into(), vm_queues);
+    queues.exceptions.refused = settings.no_exceptions;
     let model = std::env::var_os(MODEL_VARIABLE).is_some();
+    // A model has the numbers that this process sees.
+    let smi = Smi::new(SmiPlaces::reserve(SMI_DESCRIPTORS), model || threads_are_known_to_all());
+    let context = Context::new(kfd, version, gpus?, archive, vram_limit, (memory, queues, smi), channel);
     let report = kfd_sandbox::enter(Role::Worker { channel: IPC_FD, model })?;
     // Not for every log: a guest can make contexts without end.
     tracing::debug!(
@@ -173,6 +176,13 @@ fn limit_stack() {
     if let Err(error) = lowered {
         tracing::warn!("the limit of the stack stays: {error}");
     }
+}
+
+/// Whether threads of this process have for it the numbers that the kernel prints (`pid_nr` of `PROC_PID_INIT_INO`, the first PID namespace of the
+/// machine). Where that cannot be seen they are taken for others.
+fn threads_are_known_to_all() -> bool {
+    const FIRST_NAMESPACE: u64 = 0xefff_fffc;
+    std::fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_NAMESPACE)
 }
 
 /// A process begins with XNACK where all GPUs retry faults (`amdgpu.noretry=0`; kfd_process_xnack_mode). Why it must be

@@ -482,6 +482,7 @@ pub(super) mod tests {
             guest_memory_limit: Default::default(),
             queue_limit: Default::default(),
             cu_masks: Vec::new(),
+            no_exceptions: false,
             window: 0,
             max_contexts: 2,
             pool: None,

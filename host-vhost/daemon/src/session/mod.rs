@@ -373,7 +373,8 @@ impl Session {
                 ),
             );
         }
-        let mut features = Features::GUEST_MEMORY | Features::EXCEPTIONS;
+        let mut features = Features::GUEST_MEMORY;
+        features.set(Features::EXCEPTIONS, !self.config.no_exceptions);
         features.set(Features::HOST_BLOBS, self.window.is_enabled());
         Ok(Step::Done(Response::Capset(Capset::announce(features, self.config.gpu_count))))
     }

@@ -6,7 +6,9 @@ use std::process::Command;
 
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::frame::AnswerFrame;
+use virtio_kfd_protocol::version::{Capset, Features};
 use virtio_kfd_protocol::*;
+use zerocopy::FromBytes;
 
 use crate::daemon::Daemon;
 use crate::gpu::*;
@@ -17,6 +19,7 @@ crate::tests![
     a_piece_that_was_shared_is_all_that_is_reached,
     what_is_freed_can_be_had_at_once,
     a_blob_comes_and_goes_while_another_one_goes,
+    runtimes_enable_themselves_unless_the_operator_refuses,
 ];
 
 /// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h): VRAM, writable, public.
@@ -273,4 +276,20 @@ fn a_blob_comes_and_goes_while_another_one_goes() {
     let (back, response) = vmm.next_response();
     assert_eq!((back, kind(&response)), (going, OK));
     assert_eq!(left(&mut vmm, 1, gpu_id), 62 * MIB, "the context goes on");
+}
+
+/// Without the feature bit guests hide the capability by which runtimes would take the refusal for a broken driver.
+fn runtimes_enable_themselves_unless_the_operator_refuses() {
+    let enabled = |arguments: &[&str]| {
+        let daemon = real(arguments);
+        let mut vmm = Vmm::connect(&daemon);
+        let capset = vmm.command(&simple(GET_CAPSET, 0, &[8, 1]));
+        let capset = Capset::read_from_bytes(&capset[24..]).unwrap();
+        open(&mut vmm, 1);
+        let request = RuntimeEnableRequest { r_debug: GuestVa(0x1234_5678), mode: 1, pad: 0 };
+        let answer = call::<RuntimeEnable>(&mut vmm, 1, &request, &[]).map(drop);
+        (Features::from_bits_truncate(capset.features).contains(Features::EXCEPTIONS), answer)
+    };
+    assert_eq!(enabled(&[]), (true, Ok(())));
+    assert_eq!(enabled(&["--no-exceptions"]), (false, Err((Status::NOT_SUPPORTED, 0))));
 }

@@ -117,6 +117,10 @@ pub fn runtime_enable(context: &Context, request: &RuntimeEnableRequest) -> Outc
     }
     // Held during the call, so that no queue is made meanwhile.
     let mut queues = context.queues();
+    if request.mode != 0 && queues.exceptions.refused {
+        let reason = "RuntimeEnable: the operator of the host has switched exceptions off".to_owned();
+        return Err(Failure::new(Status::NOT_SUPPORTED, reason));
+    }
     let mode = request.mode & KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK;
     let before = queues.exceptions.possible;
     if mode != 0 && !before {

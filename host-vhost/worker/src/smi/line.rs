@@ -6,6 +6,9 @@ use kfd_abi::smi::{
     KFD_SMI_EVENT_VMFAULT,
 };
 
+/// `KFD_SMI_EVENT_DROPPED_EVENT` of AMD's driver: a stream was full, and so many events were left out. Upstream's has no such event.
+const DROPPED_EVENT: u32 = 14;
+
 /// The guest process, and by what numbers the host's kernel knows it.
 #[derive(Debug, Default)]
 pub struct Guest {
@@ -68,8 +71,8 @@ pub fn rewrite(line: &[u8], guest: &Guest) -> Result<Option<Vec<u8>>, String> {
         KFD_SMI_EVENT_THERMAL_THROTTLE | KFD_SMI_EVENT_GPU_PRE_RESET | KFD_SMI_EVENT_GPU_POST_RESET => {
             Ok(Some(format!("{text}\n").into_bytes()))
         }
-        // "time -pid gpu cause". The kernel gives a process its own alone (kfd_smi_ev_enabled).
-        KFD_SMI_EVENT_QUEUE_EVICTION | KFD_SMI_EVENT_QUEUE_RESTORE => {
+        // "time -pid gpu cause", "time -pid count". The kernel gives a process its own alone (kfd_smi_ev_enabled).
+        KFD_SMI_EVENT_QUEUE_EVICTION | KFD_SMI_EVENT_QUEUE_RESTORE | DROPPED_EVENT => {
             let (time, rest) = rest.split_once(' ').ok_or_else(unknown)?;
             let (pid, rest) = rest.split_once(' ').ok_or_else(unknown)?;
             let number = |text: &str| text.parse::<u64>().map_err(|_| unknown());
@@ -105,6 +108,8 @@ mod tests {
         assert_eq!(seen("4 1 "), shown("4 1 \n"));
         assert_eq!(seen("9 123456789 -119 66af 1"), shown("9 123456789 -4660 66af 1\n"));
         assert_eq!(seen("a 123456790 -119 66af 0"), shown("a 123456790 -4660 66af 0\n"));
+        // KFD_EVENT_FMT_DROPPED_EVENT of AMD's driver.
+        assert_eq!(seen("e 123456791 -119 17"), shown("e 123456791 -4660 17\n"));
     }
 
     #[test]
@@ -121,6 +126,8 @@ mod tests {
             "5 1 -119 @7f(1) 0->1",
             "c 77 kfd-worker",
             "d 77 kfd-worker",
+            "e 1 119 17",
+            "f 1 -119 17",
             "40 1",
             "-1 77:a",
         ] {

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kfd_ipc::worker::Settings;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
@@ -147,6 +148,22 @@ fn a_runtime_is_enabled_once_and_before_there_are_queues() {
     let refused = request(&guest, 0x5555_5555_5000);
     assert_eq!(guest.worker.failure::<CreateQueue>(&refused, &[]).0, Status::INVALID);
     assert_eq!(enable(&mut guest, ENABLE), (Status::OK, 0));
+}
+
+/// `--no-exceptions` of the daemon: nothing is enabled, so that the kernel looks for no head, and save areas may lie anywhere.
+#[test]
+fn no_runtime_is_enabled_where_the_operator_wants_none() {
+    let mut guest = Guest::new("gfx906", Settings { no_exceptions: true, ..settings() });
+    for mode in [ENABLE, TTMP, ENABLE | TTMP] {
+        assert_eq!(enable(&mut guest, mode), (Status::NOT_SUPPORTED, 0));
+    }
+    let before = maps(&guest);
+    for area in [AREA, 0x5555_5555_5000] {
+        let queue = guest.worker.call::<CreateQueue>(&request(&guest, area), &[]).unwrap().0.queue;
+        assert!(maps(&guest).iter().all(|(start, end, _)| (*start, *end) != (area, area + P)));
+        assert_eq!(guest.destroy(queue), (Status::OK, 0));
+    }
+    assert!(before.len() > 20, "{before:x?}");
 }
 
 /// Ranges of the worker's addresses, by name.

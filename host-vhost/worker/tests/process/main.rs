@@ -9,4 +9,5 @@ mod open;
 mod queue;
 mod range;
 mod sandbox;
+mod smi;
 mod support;
