@@ -43,6 +43,32 @@ impl Artifacts {
         Ok(Self { cache: Cache::open()?, target })
     }
 
+    /// The artifacts, if all is there that a test with a daemon on the model needs: these programs and libraries of this
+    /// workspace besides, and these package sets.
+    ///
+    /// # Errors
+    /// What has not been built or is not in the cache.
+    pub fn for_daemon(programs: &[&str], sets: &[&str]) -> Result<Self> {
+        let artifacts = Self::find()?;
+        for name in ["vhost-user-kfd", "kfd-worker", "libkfd_model_preload.so"].iter().chain(programs) {
+            artifacts.program(name)?;
+        }
+        for set in sets {
+            artifacts.packages(set)?;
+        }
+        Ok(artifacts)
+    }
+
+    /// As [`for_daemon`](Self::for_daemon), with our thunk.
+    ///
+    /// # Errors
+    /// What has not been built or is not in the cache.
+    pub fn for_thunk(programs: &[&str], sets: &[&str]) -> Result<Self> {
+        let artifacts = Self::for_daemon(programs, sets)?;
+        artifacts.thunk()?;
+        Ok(artifacts)
+    }
+
     /// The artifacts of a build in the cargo target directory `target`.
     pub fn of_workspace(target: &Path, cache: &Cache) -> Self {
         Self { cache: cache.clone(), target: target.to_owned() }

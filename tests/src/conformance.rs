@@ -12,10 +12,10 @@ use kfd_model::debug::DEBUG_VARIABLE;
 use crate::artifacts::Artifacts;
 use crate::c_program::{CProgram, Place};
 use crate::gpu_view::GpuView;
-use crate::guest::{Command, Guest};
+use crate::guest::Guest;
 use crate::host::Daemon;
 use crate::native::Under;
-use crate::parts::package_path;
+use crate::parts::{package_path, user};
 use crate::talk::OnHost;
 use crate::transcript::{Exception, Outcome, listen, listen_with};
 
@@ -169,7 +169,7 @@ pub fn in_guest(
         script.push_str(&format!("export {name}={value}; "));
     }
     script.push_str(&format!("exec {path} {section}"));
-    let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).talks().limit(LIMIT);
+    let command = user(&script).talks().limit(LIMIT);
     let outcome = listen_with(Box::new(guest.spawn(&command)?), &mut GpuView::new(&daemon.gpus()), act);
     outcome.keep(TRANSCRIPTS_VARIABLE, &format!("{section}.guest"));
     Ok(outcome)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use crate::artifacts::Artifacts;
 use crate::gpu_program::{GpuPrograms, Optimisation};
 use crate::guest::{Command, Guest, Output};
+use crate::parts::user;
 use crate::vm::{Vm, VmBuilder};
 
 /// The layer of the image with HIP and OpenCL.
@@ -61,17 +62,17 @@ impl Program {
     }
 }
 
-/// Describes a guest with HIP and OpenCL, its GPU served at `socket`, and `programs` in it.
+/// Describes a guest with HIP and OpenCL, and `programs` in it.
 ///
 /// # Errors
 /// Artifacts that have not been built, or a program's file that cannot be read.
-pub fn describe(artifacts: &Artifacts, socket: &Path, programs: &[Program]) -> Result<VmBuilder> {
+pub fn describe(artifacts: &Artifacts, programs: &[Program]) -> Result<VmBuilder> {
     let mut builder = Vm::builder(artifacts)?;
     for program in programs {
         let place = program.place();
         builder.overlay().file(place.trim_start_matches('/'), &program.file)?;
     }
-    Ok(builder.layer(LAYER).memory_mib(MEMORY_MIB).module("amdgpu").vhost_user_gpu(socket))
+    Ok(builder.layer(LAYER).memory_mib(MEMORY_MIB).module("amdgpu"))
 }
 
 /// Lets every account use the GPU and the programs.
@@ -92,5 +93,5 @@ pub fn run(guest: &Guest, program: &str, arguments: &[String], limit: Duration) 
     for argument in arguments {
         script.push_str(&format!(" '{argument}'"));
     }
-    guest.run(&Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(limit))
+    guest.run(&user(&script).limit(limit))
 }

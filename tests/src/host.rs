@@ -21,6 +21,9 @@ const LIFE: Duration = Duration::from_secs(3600);
 /// How long it may take to listen: it starts a worker first, to see whether its KFD works.
 const START: Duration = Duration::from_secs(60);
 
+/// The argument by which the daemon's program is its device process.
+const DEVICE: &str = "--device-process";
+
 /// The directory for mailboxes, below the daemon's own.
 const GPUS: &str = "gpus";
 
@@ -66,7 +69,7 @@ pub struct Holdings {
 }
 
 impl Daemon {
-    /// Starts a daemon with `--kfd KFD` and more arguments, and waits until it listens.
+    /// Starts a daemon with `--kfd KFD` and more arguments, and waits until it serves: no worker is there then.
     ///
     /// # Errors
     /// It has not been built, or it ends early; the message has its output.
@@ -109,14 +112,30 @@ impl Daemon {
         let program = Program { path, arguments: options, variables };
         let keeper = program.start(&directory.path().join("log"))?;
         keeper.wait_for_path(&socket, START)?;
-        Ok(Self { keeper, program, socket, directory })
+        let daemon = Self { keeper, program, socket, directory };
+        daemon.wait_until_up()?;
+        Ok(daemon)
+    }
+
+    /// Waits for the device process. It is started when the worker is gone by which the daemon has found out whether its KFD
+    /// works; the socket is there before that worker.
+    fn wait_until_up(&self) -> Result<()> {
+        let begin = Instant::now();
+        let is_device = |pid: &u32| arguments(*pid).any(|argument| argument == DEVICE);
+        while !descendants(self.pid()).iter().any(is_device) {
+            if !self.is_running() || begin.elapsed() > START {
+                bail!("the daemon has no device process\n{}", self.report());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     /// Starts the daemon again, at the same path, in the place of one that is killed if it still runs. A path that was left
     /// behind is the new one's to take away.
     ///
     /// # Errors
-    /// It does not listen.
+    /// It does not listen, or does not serve.
     pub fn restart(&mut self) -> Result<()> {
         // A file system may give the new socket the number of the old one.
         let identity = |path: &Path| {
@@ -132,7 +151,7 @@ impl Daemon {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
+        self.wait_until_up()
     }
 
     /// Where it listens.
@@ -185,7 +204,7 @@ impl Daemon {
     /// What the daemon's processes hold, workers not included.
     ///
     /// # Errors
-    /// A process that cannot be looked into.
+    /// A process that cannot be looked into, as one that is about to end.
     pub fn holdings(&self) -> Result<Holdings> {
         let workers = self.workers();
         let mut sum = Holdings { processes: 0, descriptors: 0, mappings: 0, private_kib: 0 };
@@ -231,15 +250,17 @@ impl Daemon {
         }
     }
 
-    /// Waits until there are `count` workers, and tells how long that took.
+    /// Waits until there are `count` workers and none that is about to end, and tells how long that took.
     ///
     /// # Errors
     /// `limit` has passed.
     pub fn wait_for_workers(&self, count: usize, limit: Duration) -> Result<Duration> {
         let begin = Instant::now();
         loop {
+            // One that is about to end has no name any more, but may have its files still open.
+            let ending = descendants(self.pid()).into_iter().any(|pid| name(pid).is_empty());
             let workers = self.workers();
-            if workers.len() == count {
+            if workers.len() == count && !ending {
                 return Ok(begin.elapsed());
             }
             if begin.elapsed() > limit {
@@ -280,10 +301,16 @@ pub(crate) fn descendants(ancestor: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Name of the program that a process runs.
+/// Name of the program that a process runs; empty for one that is about to end.
 fn name(pid: u32) -> String {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let first = command.split(|byte| *byte == 0).next().unwrap_or_default();
-    let first = String::from_utf8_lossy(first).into_owned();
+    let first = arguments(pid).next().unwrap_or_default();
     first.rsplit('/').next().unwrap_or_default().to_owned()
+}
+
+/// What a process was started with, its program first.
+fn arguments(pid: u32) -> impl Iterator<Item = String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<String> =
+        line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    words.into_iter()
 }

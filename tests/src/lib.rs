@@ -27,6 +27,7 @@ pub mod runtime;
 pub mod seam_guest;
 pub mod shared_vm;
 pub mod talk;
+pub mod thunk_stack;
 pub mod transcript;
 pub mod vm;
 
@@ -40,6 +41,7 @@ pub use process::Keeper;
 pub use rocrtst::Rocrtst;
 pub use runtime::Runtime;
 pub use shared_vm::SharedVm;
+pub use thunk_stack::ThunkStack;
 pub use vm::{Vm, VmBuilder};
 
 /// Prints `SKIP: ` and the reason, and returns from the test.

@@ -1,8 +1,9 @@
 //! Guests with a runtime that carries AMD's thunk inside, and HIP on it: programs run on `libkfd_preload.so`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
+use virtio_kfd_images::Archive;
 
 use crate::artifacts::Artifacts;
 use crate::gpu_guest::MEMORY_MIB;
@@ -16,30 +17,42 @@ const COMPILER: &str = "libamd_comgr.so.3";
 /// Where our library is in the guest.
 const LIBRARY: &str = "libkfd_preload.so";
 
-/// Describes a guest with HIP of `release`, its GPU served at `socket`, and programs in it, each by its name there and its file.
+/// Describes a guest with HIP of `release`, and programs in it, each by its name there and its file.
 ///
 /// # Errors
 /// Artifacts that have not been built, a set that is not in the cache, or a program's file that cannot be read.
 pub fn describe(
     artifacts: &Artifacts,
     release: Release,
-    socket: &Path,
     programs: &[(String, PathBuf)],
 ) -> Result<VmBuilder> {
     let set = release.set();
     let mut builder = Vm::builder(artifacts)?;
     let overlay = builder.overlay();
-    overlay.file(&format!("{PLACE}/{LIBRARY}"), &artifacts.program(LIBRARY)?)?;
+    add_library(artifacts, overlay)?;
     let compiler = artifacts.packages(set)?.join("usr/lib/x86_64-linux-gnu").join(COMPILER);
     install(artifacts, set, &compiler, COMPILER, overlay)?;
     for (name, file) in programs {
         install(artifacts, set, file, name, overlay)?;
     }
-    Ok(builder.memory_mib(MEMORY_MIB).vhost_user_gpu(socket))
+    Ok(builder.memory_mib(MEMORY_MIB))
+}
+
+/// How a shell runs a command on our library, in the place of itself and with these variables.
+pub fn on_library(variables: &str, command: &str) -> String {
+    format!("{variables} LD_PRELOAD=/{PLACE}/{LIBRARY} exec {command}")
+}
+
+/// Puts our library where [`on_library`] has it.
+///
+/// # Errors
+/// It has not been built, or cannot be read.
+pub fn add_library(artifacts: &Artifacts, overlay: &mut Archive) -> Result<()> {
+    overlay.file(&format!("{PLACE}/{LIBRARY}"), &artifacts.program(LIBRARY)?)?;
+    Ok(())
 }
 
 /// How a shell calls a program of such a guest. What the runtime compiles for itself is kept for the next program.
 pub fn call(release: Release, name: &str) -> String {
-    let program = command(release.set(), name);
-    format!("AMD_COMGR_CACHE_DIR=/tmp/comgr LD_PRELOAD=/{PLACE}/{LIBRARY} {program}")
+    on_library("AMD_COMGR_CACHE_DIR=/tmp/comgr", &command(release.set(), name))
 }

@@ -10,6 +10,7 @@ use virtio_kfd_images::{Archive, Layer};
 use crate::accel::Accel;
 use crate::artifacts::Artifacts;
 use crate::guest::Guest;
+use crate::host::Daemon;
 use crate::process::{Keeper, tail};
 use crate::qmp::Qmp;
 
@@ -113,6 +114,14 @@ impl VmBuilder {
     pub fn vhost_user_gpu(mut self, socket: &Path) -> Self {
         self.vhost_user = Some(socket.to_owned());
         self.module("virtio_gpu")
+    }
+
+    /// Starts the machine with a virtio-gpu device that `daemon` serves, and waits for its agent.
+    ///
+    /// # Errors
+    /// As for [`boot`](Self::boot); the message has the daemon's log as well.
+    pub fn boot_on(self, daemon: &Daemon) -> Result<Guest> {
+        self.vhost_user_gpu(daemon.socket()).boot().with_context(|| daemon.report())
     }
 
     /// Adds an argument of QEMU.

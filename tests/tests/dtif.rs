@@ -25,11 +25,9 @@ fn outcome(command: Command) -> anyhow::Result<Outcome> {
 #[test]
 fn copies_barriers_and_waits_are_as_natively() {
     let [_, set] = INSIDE;
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
+    let artifacts = need!(Artifacts::for_daemon(&[], &[set]));
     need!(artifacts.dtif());
-    let root = need!(artifacts.packages(set));
+    let root = artifacts.packages(set).unwrap();
     let runtime = runtime(&artifacts, set).unwrap();
     let program = CProgram::compile_for_rocr(&root, &package_path("tests/c/rocr"), Place::Guest).unwrap();
 

@@ -10,14 +10,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use kfd_model::debug::{DEBUG_VARIABLE, HsaHwExceptionData};
-use virtio_kfd_tests::c_program::Place;
-use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, gpu_view, need};
+use virtio_kfd_tests::thunk_stack::SET;
+use virtio_kfd_tests::{Artifacts, ThunkStack, gpu_view, need};
 
-const SET: &str = "rocm-trixie";
-const PROFILE: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// What `clocks` prints; the frequency is the profile's.
@@ -48,63 +44,35 @@ const MAILBOXES: &str = "600 of 600 events were reached, 0 others, each address 
 close: SUCCESS
 ";
 
-struct Stack {
-    artifacts: Artifacts,
-    program: CProgram,
-    daemon: Daemon,
+fn stack(name: &str) -> anyhow::Result<ThunkStack> {
+    Ok(ThunkStack::start_watched(Artifacts::for_thunk(&[], &[SET])?, name).unwrap())
 }
 
-impl Stack {
-    fn new(name: &str) -> anyhow::Result<Stack> {
-        let artifacts = Artifacts::find()?;
-        artifacts.program("vhost-user-kfd")?;
-        artifacts.thunk()?;
-        let root = artifacts.packages(SET)?;
-        let source = package_path(&format!("tests/c/{name}.c"));
-        let program = CProgram::compile(&root, &source, Place::Host).unwrap();
-        let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-        Ok(Stack { artifacts, program, daemon })
-    }
-
-    fn command(&self, under: &Under<'_>, arguments: &[&str]) -> Command {
-        let mut command = self.program.command(under);
-        command.args(arguments);
-        command
-    }
-
-    fn native(&self) -> Under<'static> {
-        Under::model(&self.artifacts, PROFILE).unwrap()
-    }
-
-    fn ours(&self) -> Under<'_> {
-        Under::loopback(&self.artifacts, self.daemon.socket()).unwrap()
-    }
-
-    /// Both print this.
-    fn both_print(&self, arguments: &[&str], expected: &str) {
-        assert_eq!(text(self.command(&self.native(), arguments), LIMIT).unwrap(), expected, "natively");
-        let ours = text(self.command(&self.ours(), arguments), LIMIT);
-        assert_eq!(ours.unwrap_or_else(|error| panic!("{error:#}\n{}", self.daemon.report())), expected);
+/// Natively and in loop-back the program prints this.
+#[track_caller]
+fn both_print(stack: &ThunkStack, arguments: &[&str], expected: &str) {
+    for under in [stack.native(), stack.ours()].map(Result::unwrap) {
+        assert_eq!(stack.text(&under, arguments, LIMIT).unwrap(), expected, "{under:?}");
     }
 }
 
 #[test]
 fn clocks_and_time_stamps_agree() {
-    let stack = need!(Stack::new("clocks"));
-    stack.both_print(&[], CLOCKS);
+    let stack = need!(stack("clocks"));
+    both_print(&stack, &[], CLOCKS);
 }
 
 #[test]
 fn memory_events_say_where_and_why() {
-    let stack = need!(Stack::new("exceptions"));
-    stack.both_print(&["memory"], &fault(1, 0));
-    stack.both_print(&["read-only"], &fault(0, 1));
+    let stack = need!(stack("exceptions"));
+    both_print(&stack, &["memory"], &fault(1, 0));
+    both_print(&stack, &["read-only"], &fault(0, 1));
 }
 
 #[test]
 fn gpus_reach_events_by_their_mailboxes() {
-    let stack = need!(Stack::new("exceptions"));
-    stack.both_print(&["mailboxes"], MAILBOXES);
+    let stack = need!(stack("exceptions"));
+    both_print(&stack, &["mailboxes"], MAILBOXES);
 }
 
 /// A hardware exception, told by the mailbox in `directory` to the process that `command` starts.
@@ -127,7 +95,7 @@ fn after_a_reset(command: Command, directory: &Path) -> Vec<String> {
 
 #[test]
 fn hardware_exceptions_say_what_happened() {
-    let stack = need!(Stack::new("exceptions"));
+    let stack = need!(stack("exceptions"));
     let expected = [
         "before it: WAIT_TIMEOUT",
         "wait: SUCCESS",
@@ -136,9 +104,9 @@ fn hardware_exceptions_say_what_happened() {
         "close: SUCCESS",
     ];
     let directory = tempfile::tempdir().unwrap();
-    let mut native = stack.command(&stack.native(), &["hardware"]);
+    let mut native = stack.command(&stack.native().unwrap(), &["hardware"]);
     native.env(DEBUG_VARIABLE, directory.path());
     assert_eq!(after_a_reset(native, directory.path()), expected, "natively");
-    let ours = stack.command(&stack.ours(), &["hardware"]);
-    assert_eq!(after_a_reset(ours, &stack.daemon.gpus()), expected, "{}", stack.daemon.report());
+    let ours = stack.command(&stack.ours().unwrap(), &["hardware"]);
+    assert_eq!(after_a_reset(ours, &stack.daemon().gpus()), expected, "{}", stack.daemon().report());
 }

@@ -3,51 +3,35 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{run, text};
-use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
+use virtio_kfd_tests::thunk_stack::SET;
+use virtio_kfd_tests::{Artifacts, ThunkStack, need};
 
-const SET: &str = "rocm-trixie";
 const LIMIT: Duration = Duration::from_secs(240);
 const SIGSEGV: i32 = 11;
 
-fn source() -> PathBuf {
-    package_path("tests/c/hdp.c")
+fn stack() -> anyhow::Result<ThunkStack> {
+    Ok(ThunkStack::start(Artifacts::for_thunk(&[], &[SET])?, "hdp").unwrap())
 }
 
 /// The program with one of its parts, natively and in loop-back.
-fn commands(artifacts: &Artifacts, program: &CProgram, socket: &Path, part: Option<&str>) -> [Command; 2] {
-    let unders = [Under::model(artifacts, "gfx906").unwrap(), Under::loopback(artifacts, socket).unwrap()];
-    unders.map(|under| {
-        let mut command = program.command(&under);
-        command.env("VIRTIO_KFD_HDP", "trap").args(part);
+fn commands(stack: &ThunkStack, part: &[&str]) -> [Command; 2] {
+    [stack.native(), stack.ours()].map(|under| {
+        let mut command = stack.command(&under.unwrap(), part);
+        command.env("VIRTIO_KFD_HDP", "trap");
         command
     })
 }
 
-macro_rules! parts {
-    ($artifacts:ident, $program:ident, $daemon:ident) => {
-        let $artifacts = need!(Artifacts::find());
-        let root = need!($artifacts.packages(SET));
-        need!($artifacts.thunk());
-        need!($artifacts.program("vhost-user-kfd"));
-        need!($artifacts.program("libkfd_model_preload.so"));
-        let $program = CProgram::compile(&root, &source(), Place::Host).unwrap();
-        let $daemon = Daemon::start(&$artifacts, "model:gfx906", &[]).unwrap();
-    };
-}
-
 #[test]
 fn a_store_reaches_the_gpus_register() {
-    parts!(artifacts, program, daemon);
-    let [native, ours] = commands(&artifacts, &program, daemon.socket(), None);
+    let stack = need!(stack());
+    let [native, ours] = commands(&stack, &[]);
     let native = text(native, LIMIT).unwrap();
-    let ours = text(ours, LIMIT).unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let ours = text(ours, LIMIT).unwrap_or_else(|error| panic!("{error:#}\n{}", stack.daemon().report()));
     for line in [
         "a page of 4096 bytes",
         "at first: memory 0, registers 0",
@@ -70,9 +54,9 @@ fn a_store_reaches_the_gpus_register() {
 /// What nothing handles ends the program, after a store that was none of its faults.
 #[test]
 fn a_fault_ends_the_program_as_it_would_have() {
-    parts!(artifacts, program, daemon);
+    let stack = need!(stack());
     for part in ["default", "ignored"] {
-        for command in commands(&artifacts, &program, daemon.socket(), Some(part)) {
+        for command in commands(&stack, &[part]) {
             let shown = format!("{command:?}");
             // A program that a signal ends is an error, with the signal and the output's end in its message.
             let error = format!("{:#}", run(command, LIMIT).unwrap_err());
@@ -84,8 +68,8 @@ fn a_fault_ends_the_program_as_it_would_have() {
 
 #[test]
 fn who_has_not_asked_has_no_page() {
-    parts!(artifacts, program, daemon);
-    let [_, mut ours] = commands(&artifacts, &program, daemon.socket(), None);
+    let stack = need!(stack());
+    let [_, mut ours] = commands(&stack, &[]);
     ours.env_remove("VIRTIO_KFD_HDP");
     let output = run(ours, LIMIT).unwrap();
     assert_eq!((output.status.code(), output.status.signal()), (Some(1), None));

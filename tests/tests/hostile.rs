@@ -14,12 +14,10 @@ use virtio_kfd_tests::{Artifacts, Daemon, need};
 
 const LIMIT: Duration = Duration::from_secs(400);
 const SETTLE: Duration = Duration::from_secs(30);
-const SECOND: Duration = Duration::from_secs(1);
 
 fn attack(kfd: &str, seed: &str, frames: &str, scatter: bool) {
-    let artifacts = need!(Artifacts::find());
-    let hostile = need!(artifacts.program("kfd-hostile"));
-    need!(artifacts.program("vhost-user-kfd"));
+    let artifacts = need!(Artifacts::for_daemon(&["kfd-hostile"], &[]));
+    let hostile = artifacts.program("kfd-hostile").unwrap();
     let daemon = Daemon::start(&artifacts, kfd, &[]).unwrap();
     let pid = daemon.pid();
     let run = |arguments: &[&str]| {
@@ -36,7 +34,7 @@ fn attack(kfd: &str, seed: &str, frames: &str, scatter: bool) {
     assert!(seen.contains("none accepted") && seen.contains("all answers right"), "{seen}");
     assert!(daemon.is_running() && daemon.pid() == pid);
     // The VM is gone, and with it all that it held.
-    daemon.wait_for_workers(0, SECOND).unwrap();
+    daemon.wait_for_workers(0, SETTLE).unwrap();
     assert!(!daemon.log().contains("panicked"), "{}", daemon.report());
     // A guest may cause messages, but not without end.
     assert!(daemon.log().len() < 1 << 20, "{} bytes of log", daemon.log().len());
@@ -75,10 +73,7 @@ mod gpu {
 /// goes on.
 #[test]
 fn commands_that_no_driver_sends() {
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.program("kfd-worker"));
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
+    let artifacts = need!(Artifacts::for_daemon(&[], &[]));
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
     let vm = LoopbackVm::connect(daemon.socket()).unwrap();
     let context = vm.context().unwrap();

@@ -4,12 +4,10 @@
 
 use std::time::Duration;
 
-use virtio_kfd_tests::c_program::Place;
-use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::talk::{OnHost, Talk};
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, cpu_time, need};
+use virtio_kfd_tests::thunk_stack::SET;
+use virtio_kfd_tests::{Artifacts, ThunkStack, cpu_time, need};
 
-const SET: &str = "rocm-trixie";
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// How long nothing happens.
@@ -25,12 +23,6 @@ const OF_QUEUES: Duration = Duration::from_millis(100);
 /// event is set, which is after all calls, or for a turn on its ring, thousands of calls long; a machine with other work may
 /// take several times as long for a call as before. The test prints it.
 const DELAY: f64 = 10.0;
-
-struct Stack {
-    daemon: Daemon,
-    artifacts: Artifacts,
-    program: CProgram,
-}
 
 /// What a run of the program has shown.
 struct Cost {
@@ -48,63 +40,53 @@ impl Cost {
     }
 }
 
-impl Stack {
-    fn new() -> anyhow::Result<Stack> {
-        let artifacts = Artifacts::find()?;
-        artifacts.program("vhost-user-kfd")?;
-        artifacts.thunk()?;
-        let root = artifacts.packages(SET)?;
-        let program = CProgram::compile(&root, &package_path("tests/c/idle.c"), Place::Host).unwrap();
-        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-        Ok(Stack { daemon, artifacts, program })
-    }
+fn stack() -> anyhow::Result<ThunkStack> {
+    Ok(ThunkStack::start(Artifacts::for_thunk(&[], &[SET])?, "idle").unwrap())
+}
 
-    fn cost(&self, arguments: &[&str]) -> Cost {
-        let mut command =
-            self.program.command(&Under::loopback(&self.artifacts, self.daemon.socket()).unwrap());
-        command.args(arguments);
-        let mut process: Box<OnHost> = Box::new(OnHost::start(command, LIMIT).unwrap());
-        let mut said = Vec::new();
-        loop {
-            match process.next_line(LIMIT).unwrap() {
-                Some(line) if line == "ready" => break,
-                Some(line) => said.push(line),
-                None => panic!("{arguments:?} ended early: {said:?}\n{}", self.daemon.report()),
-            }
+fn cost(stack: &ThunkStack, arguments: &[&str]) -> Cost {
+    let command = stack.command(&stack.ours().unwrap(), arguments);
+    let mut process: Box<OnHost> = Box::new(OnHost::start(command, LIMIT).unwrap());
+    let mut said = Vec::new();
+    loop {
+        match process.next_line(LIMIT).unwrap() {
+            Some(line) if line == "ready" => break,
+            Some(line) => said.push(line),
+            None => panic!("{arguments:?} ended early: {said:?}\n{}", stack.daemon().report()),
         }
-        let processes = self.daemon.processes();
-        let before = cpu_time::of(&processes).unwrap();
-        std::thread::sleep(IDLE);
-        let host = cpu_time::since(&processes, before).unwrap();
-        process.say("").unwrap();
-        let used = process.next_line(LIMIT).unwrap().unwrap();
-        let guest = used.split(' ').nth(1).unwrap().parse().unwrap();
-        assert_eq!(process.next_line(LIMIT).unwrap().as_deref(), Some("close: SUCCESS"));
-        process.finish().unwrap();
-        let cost = Cost { said, guest: Duration::from_micros(guest), host };
-        println!("{}: {:?} in the guest, {host:?} on the host in {IDLE:?}", arguments.join(" "), cost.guest);
-        cost
     }
+    let processes = stack.daemon().processes();
+    let before = cpu_time::of(&processes).unwrap();
+    std::thread::sleep(IDLE);
+    let host = cpu_time::since(&processes, before).unwrap();
+    process.say("").unwrap();
+    let used = process.next_line(LIMIT).unwrap().unwrap();
+    let guest = used.split(' ').nth(1).unwrap().parse().unwrap();
+    assert_eq!(process.next_line(LIMIT).unwrap().as_deref(), Some("close: SUCCESS"));
+    process.finish().unwrap();
+    let cost = Cost { said, guest: Duration::from_micros(guest), host };
+    println!("{}: {:?} in the guest, {host:?} on the host in {IDLE:?}", arguments.join(" "), cost.guest);
+    cost
 }
 
 #[test]
 fn a_blocked_wait_costs_nothing() {
-    let stack = need!(Stack::new());
-    let cost = stack.cost(&["wait"]);
+    let stack = need!(stack());
+    let cost = cost(&stack, &["wait"]);
     assert!(cost.sum() < OF_A_WAIT, "{:?}", cost.sum());
 }
 
 #[test]
 fn idle_queues_cost_nothing() {
-    let stack = need!(Stack::new());
-    let cost = stack.cost(&["queues", "64"]);
+    let stack = need!(stack());
+    let cost = cost(&stack, &["queues", "64"]);
     assert!(cost.sum() < OF_QUEUES, "{:?}", cost.sum());
 }
 
 #[test]
 fn blocked_waits_do_not_delay_calls() {
-    let stack = need!(Stack::new());
-    let cost = stack.cost(&["waits", "64"]);
+    let stack = need!(stack());
+    let cost = cost(&stack, &["waits", "64"]);
     let [line] = cost.said.as_slice() else { panic!("{:?}", cost.said) };
     println!("{line}");
     let ratio: f64 = line.strip_prefix("ratio ").unwrap().split(' ').next().unwrap().parse().unwrap();

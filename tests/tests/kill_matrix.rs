@@ -11,13 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::moments::{Moments, rounds};
 use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Keeper, Under, need};
-
-const SET: &str = "rocm-trixie";
+use virtio_kfd_tests::thunk_stack::SET;
+use virtio_kfd_tests::{Artifacts, Daemon, Keeper, ThunkStack, need};
 
 /// Rounds of each kind where nobody asks for more.
 const ROUNDS: u32 = 8;
@@ -29,7 +26,7 @@ const LATEST: Duration = Duration::from_millis(600);
 const HUNG: Duration = Duration::from_secs(60);
 
 /// What processes may take to be gone.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// What the program prints when all its threads are at work.
 const BUSY: &str = "busy\n";
@@ -40,9 +37,7 @@ fn at_work_in(round: u32) -> bool {
 }
 
 struct Stack {
-    artifacts: Artifacts,
-    program: CProgram,
-    daemon: Daemon,
+    thunk: ThunkStack,
     moments: Moments,
     /// For what processes print, and the place of their temporary files.
     directory: tempfile::TempDir,
@@ -59,26 +54,23 @@ struct End {
 
 impl Stack {
     fn new() -> anyhow::Result<Stack> {
-        let artifacts = Artifacts::find()?;
-        artifacts.program("vhost-user-kfd")?;
-        artifacts.thunk()?;
-        let root = artifacts.packages(SET)?;
-        let program = CProgram::compile(&root, &package_path("tests/c/busy.c"), Place::Host).unwrap();
-        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
+        let thunk = ThunkStack::start(Artifacts::for_thunk(&[], &[SET])?, "busy").unwrap();
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("tmp")).unwrap();
-        let mut stack =
-            Stack { artifacts, program, daemon, moments: Moments::new(), directory, fresh: String::new() };
+        let mut stack = Stack { thunk, moments: Moments::new(), directory, fresh: String::new() };
         stack.fresh = stack.check();
         assert!(stack.fresh.starts_with("works\nvram "), "{}", stack.fresh);
-        stack.daemon.wait_for_workers(0, SOON).unwrap();
+        stack.daemon().wait_for_workers(0, SOON).unwrap();
         Ok(stack)
     }
 
+    fn daemon(&self) -> &Daemon {
+        self.thunk.daemon()
+    }
+
     fn command(&self, mode: &str) -> Command {
-        let under = Under::loopback(&self.artifacts, self.daemon.socket()).unwrap();
-        let mut command = self.program.command(&under);
-        command.arg(mode).env("TMPDIR", self.temporary());
+        let mut command = self.thunk.command(&self.thunk.ours().unwrap(), &[mode]);
+        command.env("TMPDIR", self.temporary());
         command
     }
 
@@ -89,7 +81,7 @@ impl Stack {
     /// A new process, which must work.
     fn check(&self) -> String {
         text(self.command("check"), HUNG)
-            .unwrap_or_else(|error| panic!("{error:#}\n{}", self.daemon.report()))
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", self.daemon().report()))
     }
 
     fn place(&self, name: &str) -> PathBuf {
@@ -122,7 +114,7 @@ impl Stack {
 
     /// A process that has lost its GPU has been told so by every call, and its user once.
     fn is_clean(&self, end: &End) {
-        let all = format!("{}\n{}\n{}\n{}", end.status, end.stdout, end.stderr, self.daemon.report());
+        let all = format!("{}\n{}\n{}\n{}", end.status, end.stdout, end.stderr, self.daemon().report());
         let lost = end.stderr.matches("the connection to the host is lost").count();
         let Some((_, told)) = end.stdout.split_once(BUSY) else {
             // It had not got that far: the call that it was in has failed.
@@ -150,7 +142,7 @@ impl Stack {
 
     /// No process, no descriptor, no mapping, no VRAM and no file is left of what was killed.
     fn nothing_is_left(&self, before: virtio_kfd_tests::host::Holdings) {
-        let after = self.daemon.settled(SOON).unwrap();
+        let after = self.daemon().settled(SOON).unwrap();
         println!("{before:?}, afterwards {after:?}");
         assert_eq!((after.processes, after.descriptors), (before.processes, before.descriptors));
         assert!(after.mappings <= before.mappings + 40, "{before:?}, {after:?}");
@@ -184,7 +176,7 @@ fn gone(processes: &BTreeSet<u32>) {
 #[test]
 fn a_guest_process_is_killed() {
     let mut stack = need!(Stack::new());
-    let before = stack.daemon.settled(SOON).unwrap();
+    let before = stack.daemon().settled(SOON).unwrap();
     let rounds = rounds(ROUNDS);
     for round in 0..rounds {
         let (busy, moment) = stack.start_busy(round);
@@ -193,7 +185,7 @@ fn a_guest_process_is_killed() {
         drop(busy);
         let works = stack.check();
         assert!(works.starts_with("works\n"), "round {round}, {moment:?}: {works}");
-        stack.daemon.wait_for_workers(0, SOON).unwrap();
+        stack.daemon().wait_for_workers(0, SOON).unwrap();
         assert_eq!(stack.check(), stack.fresh, "round {round}, {moment:?}");
     }
     println!("{rounds} rounds");
@@ -203,12 +195,12 @@ fn a_guest_process_is_killed() {
 #[test]
 fn a_worker_is_killed() {
     let mut stack = need!(Stack::new());
-    let before = stack.daemon.settled(SOON).unwrap();
+    let before = stack.daemon().settled(SOON).unwrap();
     let (rounds, mut at_work) = (rounds(ROUNDS), 0);
     for round in 0..rounds {
         let (busy, moment) = stack.start_busy(round);
         let worker = loop {
-            if let Some(worker) = stack.daemon.workers().first() {
+            if let Some(worker) = stack.daemon().workers().first() {
                 break *worker;
             }
             assert!(busy.is_running(), "round {round}, {moment:?}: {}", stack.said().1);
@@ -222,7 +214,7 @@ fn a_worker_is_killed() {
         let was_at_work = end.stdout.starts_with(BUSY);
         assert!(was_at_work || !at_work_in(round), "round {round}, {moment:?}");
         at_work += u32::from(was_at_work);
-        stack.daemon.wait_for_workers(0, SOON).unwrap();
+        stack.daemon().wait_for_workers(0, SOON).unwrap();
         assert_eq!(stack.check(), stack.fresh, "round {round}, {moment:?}");
     }
     println!("{rounds} rounds, {at_work} of them at work");
@@ -233,7 +225,7 @@ fn a_worker_is_killed() {
 #[test]
 fn a_process_of_the_daemon_is_killed() {
     let mut stack = need!(Stack::new());
-    let before = stack.daemon.settled(SOON).unwrap();
+    let before = stack.daemon().settled(SOON).unwrap();
     let (rounds, mut at_work, mut devices, mut at_work_on_device) = (rounds(ROUNDS), 0, 0, 0);
     for round in 0..rounds {
         let (busy, moment) = stack.start_busy(round);
@@ -241,8 +233,8 @@ fn a_process_of_the_daemon_is_killed() {
         let of_device = round / 2 % 2 == 0;
         let begin = Instant::now();
         let (all, workers, others) = loop {
-            let (all, workers) = (stack.daemon.processes(), stack.daemon.workers());
-            let is_other = |pid: &u32| !workers.contains(pid) && *pid != stack.daemon.pid();
+            let (all, workers) = (stack.daemon().processes(), stack.daemon().workers());
+            let is_other = |pid: &u32| !workers.contains(pid) && *pid != stack.daemon().pid();
             let others: Vec<u32> = all.iter().copied().filter(is_other).collect();
             if !others.is_empty() || !of_device {
                 break (all, workers, others);
@@ -250,14 +242,14 @@ fn a_process_of_the_daemon_is_killed() {
             assert!(
                 begin.elapsed() < SOON,
                 "round {round}, {moment:?}: no device\n{}",
-                stack.daemon.report()
+                stack.daemon().report()
             );
             std::thread::yield_now();
         };
         let victim = if of_device {
             *others.get(usize::try_from(stack.moments.below(others.len() as u64)).unwrap()).unwrap()
         } else {
-            stack.daemon.pid()
+            stack.daemon().pid()
         };
         kill(victim);
         let end = stack.end(busy);
@@ -267,15 +259,15 @@ fn a_process_of_the_daemon_is_killed() {
         at_work += u32::from(was_at_work);
         devices += u32::from(of_device);
         at_work_on_device += u32::from(was_at_work && of_device);
-        if victim == stack.daemon.pid() {
+        if victim == stack.daemon().pid() {
             // Device and workers end with it.
             gone(&all);
-            stack.daemon.restart().unwrap();
+            stack.thunk.daemon_mut().restart().unwrap();
         } else {
             // The workers end with it, and there is another one for the next connection.
             gone(&workers);
             gone(&BTreeSet::from([victim]));
-            assert!(stack.daemon.is_running(), "{}", stack.daemon.report());
+            assert!(stack.daemon().is_running(), "{}", stack.daemon().report());
         }
         assert_eq!(stack.check(), stack.fresh, "round {round}, {moment:?}");
     }

@@ -11,19 +11,9 @@ use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::transcript::compare;
 use virtio_kfd_tests::{Artifacts, Daemon, need};
 
-/// The artifacts, if all that these tests need is there.
-fn parts() -> anyhow::Result<Artifacts> {
-    let artifacts = Artifacts::find()?;
-    artifacts.packages(SET)?;
-    artifacts.thunk()?;
-    artifacts.program("vhost-user-kfd")?;
-    artifacts.program("libkfd_model_preload.so")?;
-    Ok(artifacts)
-}
-
 #[track_caller]
 fn same(profile: &str, sections: &[&str]) {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &[SET]));
     let program = compile(&artifacts.packages(SET).unwrap(), Place::Host).unwrap();
     let daemon = Daemon::start_watched(&artifacts, &format!("model:{profile}"), &[]).unwrap();
     let mut failed = Vec::new();
@@ -93,7 +83,7 @@ fn more_memory_than_vram_is_registered_as_natively() {
 /// The calls that differ by default, without the opt-in.
 #[test]
 fn registration_is_refused_by_default() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &[SET]));
     let found = lines(&artifacts, &[], "register-default");
     assert_eq!(from_heading(&found), NOT_REGISTERED);
 }
@@ -101,7 +91,7 @@ fn registration_is_refused_by_default() {
 /// Case C62: a window of 4 KiB, as when its size was given in the wrong unit.
 #[test]
 fn a_window_that_nothing_fits_in_is_told_in_time() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &[SET]));
     let found = lines(&artifacts, &["--shmem-size", "4K"], "tiny-window");
     let right = |node: u32, size: u32, flags: &str| {
         vec![
@@ -134,7 +124,7 @@ fn a_window_that_nothing_fits_in_is_told_in_time() {
 /// Case C62: a window of 64 MiB before 16 GiB of VRAM.
 #[test]
 fn a_small_window_is_exhausted_and_serves_again() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &[SET]));
     let found = lines(&artifacts, &["--shmem-size", "64M"], "window");
     let expected = [
         "== a small window",

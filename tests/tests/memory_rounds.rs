@@ -22,11 +22,8 @@ const ROUNDS: &str = "2500";
 
 #[test]
 fn ten_thousand_rounds_leave_nothing_behind() {
-    let artifacts = need!(Artifacts::find());
-    let root = need!(artifacts.packages(SET));
-    need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
+    let artifacts = need!(Artifacts::for_thunk(&[], &[SET]));
+    let root = artifacts.packages(SET).unwrap();
     let program = CProgram::compile(&root, &package_path("tests/c/rounds.c"), Place::Host).unwrap();
     let daemons: Vec<Daemon> =
         (0..PROCESSES).map(|_| Daemon::start(&artifacts, "model:gfx906", &[]).unwrap()).collect();

@@ -58,12 +58,9 @@ fn chosen(piglit: &Piglit, choice: Option<&str>) -> Vec<PathBuf> {
 
 #[test]
 fn piglit_ends_in_loopback_as_natively() {
-    let artifacts = need!(Artifacts::find());
+    let artifacts = need!(Artifacts::for_thunk(&[], &[]));
     let programs = need!(GpuPrograms::find(&artifacts, Release::Trixie));
     let piglit = need!(Piglit::find(&artifacts));
-    need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
     let choice = std::env::var(CHOICE).ok().filter(|choice| !choice.is_empty());
     let tests = chosen(&piglit, choice.as_deref());
     assert!(!tests.is_empty(), "{CHOICE} matches no test");

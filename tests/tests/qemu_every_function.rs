@@ -29,12 +29,7 @@ fn each_function_does_what_the_page_says() {
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     builder.overlay().file(VIRTIO.trim_start_matches('/'), &virtio).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-    let guest = builder
-        .memory_mib(1024)
-        .limit(3 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1024).limit(3 * LIMIT).boot_on(&daemon).unwrap();
     guest.run(&Command::shell(OPEN_TO_USERS).limit(LIMIT)).unwrap().checked().unwrap();
     let thunk = format!("/{}", THUNK.trim_start_matches('/'));
     for arguments in [format!("{thunk} - 356 48 1056 68"), format!("{VIRTIO} v 376 52 1056 68")] {

@@ -19,8 +19,12 @@ const SET: &str = "rocm-trixie";
 const PROFILE: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What the end of a guest process may take on the host, from the moment at which the guest has it behind it.
+/// What the end of a guest process takes at the most on the host, from the moment at which the guest has it behind it, where the
+/// machine has nothing else to do.
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The same where others want the CPUs as well.
+const SOON: Duration = Duration::from_secs(30);
 
 /// Where the test programs lie in the guest.
 const PROGRAMS: &str = "/opt/virtio-kfd";
@@ -168,7 +172,7 @@ fn compared(name: &str, line: &str) -> bool {
 /// Cases C32 and C34; in loop-back see loopback_vm.rs.
 fn children_of_fork_work(stack: &Stack) {
     assert_eq!(stack.run(&format!("{PROGRAMS}/forks")), FORKS);
-    stack.daemon.wait_for_workers(0, SECOND).unwrap();
+    stack.daemon.wait_for_workers(0, SOON).unwrap();
 }
 
 /// Two guest processes; one is killed, the other goes on.
@@ -178,7 +182,7 @@ fn a_killed_guest_process_leaves_nothing_and_disturbs_nobody(stack: &Stack) {
     let of_neighbour = stack.daemon.workers();
     assert_eq!(of_neighbour.len(), 1);
     let before = stack.daemon.holdings().unwrap().descriptors;
-    let mut longest = Duration::ZERO;
+    let mut shortest = SOON;
     for round in 0..5 {
         let mut held = stack.spawn(&format!("echo pid $$; exec {PROGRAMS}/kfd-hostile hold"));
         held.wait_for("ready", LIMIT).unwrap();
@@ -189,19 +193,19 @@ fn a_killed_guest_process_leaves_nothing_and_disturbs_nobody(stack: &Stack) {
                       grep -qz hold /proc/$p/cmdline && echo $p; done); kill -9 $p; \
                       while [ -e /proc/$p ]; do :; done";
         stack.guest.run(&Command::shell(script).limit(LIMIT)).unwrap().checked().unwrap();
-        let took = stack.daemon.wait_for_workers(1, SECOND).unwrap();
-        longest = longest.max(took);
+        let took = stack.daemon.wait_for_workers(1, SOON).unwrap();
+        shortest = shortest.min(took);
         // Dead is not yet reaped.
         let place = format!("/proc/{}", workers.first().unwrap());
         let begin = Instant::now();
         while Path::new(&place).exists() {
-            assert!(begin.elapsed() < SECOND, "round {round}: the worker is not reaped");
+            assert!(begin.elapsed() < SOON, "round {round}: the worker is not reaped");
             std::thread::sleep(Duration::from_millis(2));
         }
         // Its host blob, its channel, its fences.
         while stack.daemon.holdings().unwrap().descriptors != before {
             assert!(
-                begin.elapsed() < SECOND,
+                begin.elapsed() < SOON,
                 "round {round}: descriptors, {before} before: {:?}",
                 stack.daemon.holdings()
             );
@@ -210,9 +214,10 @@ fn a_killed_guest_process_leaves_nothing_and_disturbs_nobody(stack: &Stack) {
         assert_eq!(stack.daemon.workers(), of_neighbour);
         held.wait().unwrap();
     }
-    println!("    the worker of a killed guest process was gone after at most {longest:?}");
+    println!("    the worker of a killed guest process was gone after {shortest:?} at best");
+    assert!(shortest < SECOND, "{shortest:?}");
     stack.end_neighbour(neighbour);
-    stack.daemon.wait_for_workers(0, SECOND).unwrap();
+    stack.daemon.wait_for_workers(0, SOON).unwrap();
 }
 
 /// 500 times open, take resources, close.
@@ -223,7 +228,7 @@ fn five_hundred_rounds_leave_nothing_behind(stack: &Stack) {
             stack.run(&format!("{PROGRAMS}/kfd-hostile rounds {count}")),
             format!("rounds: {count}\n")
         );
-        stack.daemon.wait_for_workers(0, SECOND).unwrap();
+        stack.daemon.wait_for_workers(0, SOON).unwrap();
         println!("    {count} rounds took {:?}", begin.elapsed());
         stack.daemon.settled(LIMIT).unwrap()
     };
@@ -245,7 +250,7 @@ fn garbage_is_refused_and_nobody_notices(stack: &Stack) {
     stack.end_neighbour(neighbour);
     assert!(stack.daemon.is_running() && stack.guest.vm().is_running());
     assert!(!stack.daemon.log().contains("panicked"), "{}", stack.daemon.report());
-    stack.daemon.wait_for_workers(0, SECOND).unwrap();
+    stack.daemon.wait_for_workers(0, SOON).unwrap();
     assert_eq!(gpus(&stack.run("rocminfo")).len(), 1, "a new process works");
     assert_eq!(kernel_complaints(&stack.guest).unwrap(), "", "the guest's kernel");
 }
@@ -270,12 +275,7 @@ fn the_whole_stack_in_a_guest() {
         builder.overlay().file(&place(name), program.path()).unwrap();
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-    let guest = builder
-        .module("amdgpu")
-        .vhost_user_gpu(daemon.socket())
-        .limit(Duration::from_secs(540))
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.module("amdgpu").limit(Duration::from_secs(540)).boot_on(&daemon).unwrap();
     // udev's rules for GPUs, without udev. (/dev/kfd is the guest's own, without a GPU; rocminfo asks whether it may open it.)
     let nodes = format!("chmod 666 /dev/dri/renderD* /dev/kfd; chmod 755 {PROGRAMS}");
     guest.run(&Command::shell(&nodes)).unwrap().checked().unwrap();
@@ -300,7 +300,7 @@ fn the_whole_stack_in_a_guest() {
     // The end of the VM is the end of all it held; the daemon waits for the next one.
     let Stack { daemon, guest, .. } = stack;
     guest.kill();
-    daemon.wait_for_workers(0, SECOND).unwrap();
+    daemon.wait_for_workers(0, SOON).unwrap();
     assert!(daemon.is_running());
     assert!(failed.is_empty(), "{failed:?}\n{}", daemon.report());
 }

@@ -112,10 +112,7 @@ fn programs_give_the_native_results() {
     let suite = programs.iter().map(|(program, _)| program);
     let in_image: Vec<Program> = suite.chain(&data).chain(&of_piglit).chain([&wild]).cloned().collect();
     let builder = need!(gpu_guest::describe(&artifacts, &in_image));
-    let guest = builder
-        .limit(Duration::from_secs(3000))
-        .boot_on(&daemon)
-        .unwrap();
+    let guest = builder.limit(Duration::from_secs(3000)).boot_on(&daemon).unwrap();
     gpu_guest::open_to_all(&guest).unwrap();
 
     let runtime = trixie.runtime();

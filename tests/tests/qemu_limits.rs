@@ -181,13 +181,12 @@ fn system_calls_on_memory_of_the_thunk() {
     let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &arguments).unwrap();
     let guest = builder
         .module("brd")
-        .vhost_user_gpu(daemon.socket())
         .argument("-chardev")
         .argument(&format!("socket,id=memory,path={}", memory.display()))
         .argument("-device")
         .argument(MEMORY_DEVICE)
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+        .boot_on(&daemon)
+        .unwrap();
     let stack = Stack { daemon, guest };
     stack.root(
         "chmod 666 /dev/dri/renderD* /dev/ram0; chmod 755 /opt/virtio-kfd; ifconfig lo up; \

@@ -308,13 +308,8 @@ fn memory_in_a_guest() {
     builder.overlay().file(PROGRAM.trim_start_matches('/'), in_guest.path()).unwrap();
     builder.overlay().file(ROUNDS_PROGRAM.trim_start_matches('/'), rounds.path()).unwrap();
     let daemon = Daemon::start_watched(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-    let guest = builder
-        .vhost_user_gpu(daemon.socket())
-        .memory_mib(1536)
-        .memory_slots(4096)
-        .limit(Duration::from_secs(540))
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest =
+        builder.memory_mib(1536).memory_slots(4096).limit(Duration::from_secs(540)).boot_on(&daemon).unwrap();
     let stack = Stack { artifacts, daemon, guest, program };
     stack.root(OPEN_TO_USERS);
 

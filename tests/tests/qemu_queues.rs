@@ -24,12 +24,7 @@ fn every_ring_of_a_guest_arrives() {
     let program = CProgram::compile(&root, &package_path("tests/c/queues.c"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-    let guest = builder
-        .memory_mib(1024)
-        .limit(2 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1024).limit(2 * LIMIT).boot_on(&daemon).unwrap();
     let root = |script: &str| {
         let output = guest.run(&Command::shell(script).limit(LIMIT)).unwrap();
         output.checked().unwrap_or_else(|error| panic!("{script}: {error:#}")).text()

@@ -95,12 +95,7 @@ fn nothing_is_lost_in_a_guest() {
         CProgram::compile_directory(&root, &package_path("tests/c/registration"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-    let guest = builder
-        .memory_mib(1536)
-        .limit(2 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1536).limit(2 * LIMIT).boot_on(&daemon).unwrap();
     let stack = Stack { daemon, guest };
     stack.root(OPEN_TO_USERS);
 

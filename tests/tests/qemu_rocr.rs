@@ -5,24 +5,22 @@
 #[path = "rocr/expected.rs"]
 mod expected;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use expected::{CLASSES, NOT_LOCKED, class_size};
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::installed::{PLACE, command, install_from};
 use virtio_kfd_tests::native::{SETS, runtime, text};
-use virtio_kfd_tests::parts::package_path;
+use virtio_kfd_tests::parts::{kernel_complaints, package_path, user};
 use virtio_kfd_tests::transcript::{Outcome, compare};
-use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, VmBuilder, need};
+use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
 
 const PROFILE: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(400);
 
 /// Queues of the section "many": each has a save area of 20 MiB, which is memory of the guest.
 const QUEUES: &str = "16";
-
-/// Where the programs and a release's libraries are in the guest.
-const PLACE: &str = "opt/virtio-kfd";
 
 /// Cases C32: what the section "children" prints (the last one: libhsakmt's openclose.c, a forked child has no connection).
 const CHILDREN: &str = "= children
@@ -42,35 +40,6 @@ fn lines(text: &str) -> Outcome {
     Outcome { lines: text.lines().map(str::to_owned).collect(), error: None }
 }
 
-/// Puts the program and all libraries of a set that it needs into the guest, with our thunk among them, as the set's own
-/// loader finds them on the host.
-fn install(artifacts: &Artifacts, set: &str, program: &Path, builder: &mut VmBuilder) {
-    let under = Under::model(artifacts, PROFILE).unwrap();
-    let mut command = under.command(&runtime(artifacts, set).unwrap(), program).unwrap();
-    // ld.so(8): list what would be loaded.
-    command.env_remove("LD_PRELOAD").env("LD_TRACE_LOADED_OBJECTS", "1");
-    let list = text(command, LIMIT).unwrap();
-    let overlay = builder.overlay();
-    let mut loader = None;
-    for line in list.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let (name, path) = match words[..] {
-            [name, "=>", path, _] => (name, Path::new(path)),
-            [path, _] if path.starts_with('/') => (path, Path::new(path)),
-            _ => continue,
-        };
-        let name = name.rsplit('/').next().unwrap();
-        if name.starts_with("ld-linux") {
-            loader = Some(());
-        }
-        let path =
-            if name == "libhsakmt.so.1" { artifacts.thunk().unwrap() } else { path.canonicalize().unwrap() };
-        overlay.file(&format!("{PLACE}/{set}/{name}"), &path).unwrap();
-    }
-    loader.unwrap_or_else(|| panic!("no loader in {list}"));
-    overlay.file(&format!("{PLACE}/{set}/rocr"), program).unwrap();
-}
-
 struct Stack {
     artifacts: Artifacts,
     daemon: Daemon,
@@ -81,8 +50,7 @@ impl Stack {
     /// What a script prints, run by an ordinary user.
     #[track_caller]
     fn run(&self, script: &str) -> String {
-        let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", script]).limit(LIMIT);
-        let output = self.guest.run(&command).unwrap();
+        let output = self.guest.run(&user(script).limit(LIMIT)).unwrap();
         output
             .checked()
             .unwrap_or_else(|error| panic!("{script}: {error:#}\n{}", self.daemon.report()))
@@ -96,8 +64,7 @@ impl Stack {
 
 /// The program with the set's own libraries.
 fn in_guest(set: &str, arguments: &str) -> String {
-    let place = format!("/{PLACE}/{set}");
-    format!("{place}/ld-linux-x86-64.so.2 --library-path {place} {place}/rocr {arguments} 2>/dev/null")
+    format!("{} {arguments} 2>/dev/null", command(set, "rocr"))
 }
 
 fn everything_is_as_natively(stack: &Stack, set: &str, program: &CProgram) {
@@ -129,23 +96,20 @@ fn unmodified_runtimes_of_both_releases_in_a_guest() {
     let mut builder = need!(Vm::builder(&artifacts));
     need!(artifacts.qemu());
     need!(artifacts.image());
-    need!(artifacts.thunk());
+    let thunk = need!(artifacts.thunk());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
     let mut programs = Vec::new();
     for set in SETS {
         let root = need!(artifacts.packages(set));
         let program = CProgram::compile_for_rocr(&root, &source(), Place::Guest).unwrap();
-        install(&artifacts, set, program.path(), &mut builder);
+        // Our thunk comes before the set's own.
+        let libraries = runtime(&artifacts, set).unwrap().with_libraries(thunk.parent().unwrap());
+        install_from(&libraries, set, program.path(), "rocr", builder.overlay()).unwrap();
         programs.push((set, program));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-    let guest = builder
-        .memory_mib(1536)
-        .limit(4 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1536).limit(4 * LIMIT).boot_on(&daemon).unwrap();
     let stack = Stack { artifacts, daemon, guest };
     stack.root(&format!("chmod 666 /dev/dri/renderD*; chmod -R a+rX /{PLACE}"));
     for (set, program) in &programs {
@@ -166,5 +130,5 @@ fn unmodified_runtimes_of_both_releases_in_a_guest() {
     assert_eq!(children, CHILDREN, "{}", stack.daemon.report());
     println!("children: {:?}", begin.elapsed());
     // The guest's kernel had nothing to complain of.
-    assert_eq!(stack.root("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"), "");
+    assert_eq!(kernel_complaints(&stack.guest).unwrap(), "");
 }

@@ -2,13 +2,14 @@
 //! user. They judge themselves.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::gpu_guest::{MEMORY_MIB, open_to_all, run};
 use virtio_kfd_tests::installed::PLACE;
+use virtio_kfd_tests::parts::{kernel_complaints, package_path};
 use virtio_kfd_tests::rocrtst::{self, RUNTIME, Rocrtst, TESTS};
-use virtio_kfd_tests::{Artifacts, Command, Daemon, Vm, need};
+use virtio_kfd_tests::seam_guest::add_library;
+use virtio_kfd_tests::{Artifacts, Daemon, Vm, need};
 
 const GPU: &str = "gfx906";
 
@@ -62,23 +63,17 @@ fn rocrs_own_tests_pass_in_a_guest() {
     need!(artifacts.agent());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let library = need!(artifacts.program("libkfd_preload.so"));
+    need!(artifacts.program("libkfd_preload.so"));
     let (tests, runtime) = (need!(artifacts.packages(TESTS)), need!(artifacts.packages(RUNTIME)));
     let directory = tempfile::tempdir().unwrap();
     let rocrtst = Rocrtst::new(&tests, &runtime, directory.path()).unwrap();
     let mut builder = Vm::builder(&artifacts).unwrap();
     rocrtst.install(GPU, builder.overlay()).unwrap();
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let launcher = Path::new(&package).join("../guest-thunk/kfd-preload/kfd-run");
+    let launcher = package_path("../guest-thunk/kfd-preload/kfd-run");
     builder.overlay().file(&format!("{PLACE}/kfd-run"), &launcher).unwrap();
-    builder.overlay().file(&format!("{PLACE}/libkfd_preload.so"), &library).unwrap();
+    add_library(&artifacts, builder.overlay()).unwrap();
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
-    let guest = builder
-        .memory_mib(MEMORY_MIB)
-        .limit(10 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(MEMORY_MIB).limit(10 * LIMIT).boot_on(&daemon).unwrap();
     open_to_all(&guest).unwrap();
     let all = std::env::var(LEVELS).is_ok_and(|levels| levels == "all");
     for test in USUAL.iter().chain(if all { MORE } else { &[] }) {
@@ -93,6 +88,5 @@ fn rocrs_own_tests_pass_in_a_guest() {
         assert!(!text.contains("Failure"), "{test}: {}", report());
         println!("{test}: passes, {:?}", begin.elapsed());
     }
-    let kernel = guest.run(&Command::shell("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"));
-    assert_eq!(kernel.unwrap().text(), "", "the guest's kernel had nothing to complain of");
+    assert_eq!(kernel_complaints(&guest).unwrap(), "", "the guest's kernel had nothing to complain of");
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
 use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::{Artifacts, Command, Daemon, GpuPrograms, Under, gpu_guest, need, seam_guest};
+use virtio_kfd_tests::parts::{kernel_complaints, package_path};
+use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Under, gpu_guest, need, seam_guest};
 
 const GPU: &str = "gfx906";
 
@@ -72,11 +72,11 @@ fn suite(release: Release) {
         built.push((format!("{name}{}", optimisation.option()), file));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
-    let guest = seam_guest::describe(&artifacts, release, daemon.socket(), &built)
+    let guest = seam_guest::describe(&artifacts, release, &built)
         .unwrap()
         .limit(Duration::from_secs(3000))
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+        .boot_on(&daemon)
+        .unwrap();
     gpu_guest::open_to_all(&guest).unwrap();
     let kept = artifacts.cache().path("comgr").unwrap();
     for (name, file) in &built {
@@ -92,8 +92,7 @@ fn suite(release: Release) {
         assert_eq!(native, output.text(), "{set}, {name}: natively, in the guest: {}", report());
         println!("{set}, {name}: {} lines, {} ms", native.lines().count(), output.exit.wall_ms);
     }
-    let kernel = guest.run(&Command::shell("dmesg | grep -E 'WARNING:|BUG:|Oops|freeing invalid' || true"));
-    assert_eq!(kernel.unwrap().text(), "", "the guest's kernel had nothing to complain of");
+    assert_eq!(kernel_complaints(&guest).unwrap(), "", "the guest's kernel had nothing to complain of");
 }
 
 #[test]

@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use programs::{CASES, GPU, HIP, Programs, RUNTIME};
-use virtio_kfd_tests::installed::{PLACE, command, install};
-use virtio_kfd_tests::{Artifacts, Command, Daemon, cpu_time, gpu_guest, need, seam_guest};
+use virtio_kfd_tests::installed::{command, install};
+use virtio_kfd_tests::parts::user;
+use virtio_kfd_tests::{Artifacts, Daemon, cpu_time, gpu_guest, need, seam_guest};
 
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -38,10 +39,9 @@ fn waiting_costs_the_host_next_to_nothing() {
     let programs = need!(Programs::find(&artifacts));
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
     let hip = [("idle_hip".to_owned(), programs.file("idle_hip"))];
-    let mut builder = seam_guest::describe(&artifacts, HIP, daemon.socket(), &hip).unwrap();
+    let mut builder = seam_guest::describe(&artifacts, HIP, &hip).unwrap();
     install(&artifacts, RUNTIME, &programs.file("idle_rocr"), "idle_rocr", builder.overlay()).unwrap();
-    let guest =
-        builder.limit(4 * LIMIT).boot().unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.limit(4 * LIMIT).boot_on(&daemon).unwrap();
     gpu_guest::open_to_all(&guest).unwrap();
     let qemu = BTreeSet::from([guest.vm().pid().unwrap()]);
     let quiet = || {
@@ -51,12 +51,9 @@ fn waiting_costs_the_host_next_to_nothing() {
     };
     let alone = quiet();
     for (what, set, program, argument) in CASES {
-        let call = format!(
-            "AMD_COMGR_CACHE_DIR=/tmp/comgr LD_PRELOAD=/{PLACE}/libkfd_preload.so exec {} {argument}",
-            command(set, program)
-        );
-        let asked = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &call]).talks().limit(LIMIT);
-        let mut process = guest.spawn(&asked).unwrap();
+        let call = format!("{} {argument}", command(set, program));
+        let script = seam_guest::on_library("AMD_COMGR_CACHE_DIR=/tmp/comgr", &call);
+        let mut process = guest.spawn(&user(&script).talks().limit(LIMIT)).unwrap();
         let ready = process.next_line(LIMIT).unwrap();
         assert_eq!(ready.as_deref(), Some("ready"), "{what}\n{}", daemon.report());
         let host = daemon.processes();

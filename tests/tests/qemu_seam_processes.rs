@@ -10,6 +10,7 @@ use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::installed::{PLACE, command, install};
 use virtio_kfd_tests::native::{INSIDE, runtime, text};
 use virtio_kfd_tests::parts::{OPEN_TO_USERS, Part, kernel_complaints, package_path, run_parts, user};
+use virtio_kfd_tests::seam_guest::{add_library, on_library};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
 
 const PROFILE: &str = "gfx906";
@@ -31,8 +32,7 @@ impl Stack {
     /// What a command prints on our `/dev/kfd`, run by an ordinary user with some variables.
     #[track_caller]
     fn run(&self, variables: &str, command: &str) -> String {
-        let script = format!("{variables} LD_PRELOAD=/{PLACE}/libkfd_preload.so exec {command}");
-        let output = self.guest.run(&user(&script).limit(LIMIT)).unwrap();
+        let output = self.guest.run(&user(&on_library(variables, command)).limit(LIMIT)).unwrap();
         let report = || format!("{command}\n{}", self.daemon.report());
         output.checked().unwrap_or_else(|error| panic!("{error:#}\n{}", report())).text()
     }
@@ -98,9 +98,8 @@ fn shapes(stack: &Stack) {
 
 /// A container's process 1, whose number KFD knows as another one.
 fn a_process_of_a_namespace(stack: &Stack) {
-    let ours = stack.root(&format!(
-        "LD_PRELOAD=/{PLACE}/libkfd_preload.so unshare --pid --fork --mount-proc /{PLACE}/shapes one"
-    ));
+    let command = format!("unshare --pid --fork --mount-proc /{PLACE}/shapes one");
+    let ours = stack.root(&on_library("", &command));
     assert_eq!(ours, "process: 1 0\nits child: 0\n");
 }
 
@@ -137,10 +136,10 @@ fn processes_of_a_guest() {
     need!(artifacts.image());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let library = need!(artifacts.program("libkfd_preload.so"));
+    need!(artifacts.program("libkfd_preload.so"));
     let headers = need!(artifacts.packages("rocm-trixie"));
     let overlay = builder.overlay();
-    overlay.file(&format!("{PLACE}/libkfd_preload.so"), &library).unwrap();
+    add_library(&artifacts, overlay).unwrap();
     let [device, shapes] = ["device", "shapes"].map(|name| {
         let source = package_path(&format!("tests/c/{name}.c"));
         let program = CProgram::compile_alone(&headers, &source).unwrap();
@@ -156,12 +155,7 @@ fn processes_of_a_guest() {
         shared.push((set, program));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-    let guest = builder
-        .memory_mib(1024)
-        .limit(4 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1024).limit(4 * LIMIT).boot_on(&daemon).unwrap();
     guest.run(&Command::shell(OPEN_TO_USERS)).unwrap().checked().unwrap();
     guest.run(&Command::shell(&format!("chmod -R a+rX /{PLACE}"))).unwrap().checked().unwrap();
     let stack = Stack { artifacts, daemon, guest, device, shapes, shared };

@@ -13,7 +13,7 @@ use kfd_model::debug::HsaHwExceptionData;
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
+use virtio_kfd_tests::parts::{OPEN_TO_USERS, package_path, user};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, cpu_time, gpu_view, need};
 
 const SET: &str = "rocm-trixie";
@@ -81,8 +81,7 @@ impl Stack {
     /// Starts a program of an ordinary user.
     fn spawn(&self, program: &str) -> Running {
         let script = format!("exec {PROGRAMS}/{program}");
-        let command = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]);
-        self.guest.spawn(&command.talks().limit(LIMIT)).unwrap()
+        self.guest.spawn(&user(&script).talks().limit(LIMIT)).unwrap()
     }
 
     /// What it prints; it must succeed.
@@ -198,11 +197,9 @@ fn waiting_in_a_guest() {
         // Each queue has a save area of some MiB, as natively.
         .memory_mib(3072)
         .limit(4 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
-    let prepare = format!("chmod 666 /dev/dri/renderD*; chmod 755 {PROGRAMS}");
-    guest.run(&Command::shell(&prepare).limit(LIMIT)).unwrap().checked().unwrap();
+        .boot_on(&daemon)
+        .unwrap();
+    guest.run(&Command::shell(OPEN_TO_USERS).limit(LIMIT)).unwrap().checked().unwrap();
     let mut stack = Stack { artifacts, root, daemon, guest, alone: Duration::ZERO };
     std::thread::sleep(Duration::from_secs(1));
     let before = cpu_time::of(&stack.qemu()).unwrap();

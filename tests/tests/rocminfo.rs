@@ -22,13 +22,7 @@ fn rocminfo(runtime: &Runtime, under: &Under<'_>, environment: &[(&str, &str)]) 
 
 macro_rules! parts {
     ($artifacts:ident) => {
-        let $artifacts = need!(Artifacts::find());
-        need!($artifacts.thunk());
-        need!($artifacts.program("vhost-user-kfd"));
-        need!($artifacts.program("libkfd_model_preload.so"));
-        for set in SETS {
-            need!($artifacts.packages(set));
-        }
+        let $artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     };
 }
 

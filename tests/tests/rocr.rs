@@ -26,18 +26,6 @@ fn source() -> PathBuf {
     package_path("tests/c/rocr")
 }
 
-/// The artifacts, if all that these tests need is there.
-fn parts() -> anyhow::Result<Artifacts> {
-    let artifacts = Artifacts::find()?;
-    for set in SETS {
-        artifacts.packages(set)?;
-    }
-    artifacts.thunk()?;
-    artifacts.program("vhost-user-kfd")?;
-    artifacts.program("libkfd_model_preload.so")?;
-    Ok(artifacts)
-}
-
 /// Runs the program with `set` on `profile` natively and in loop-back, and compares.
 #[track_caller]
 fn same(
@@ -70,7 +58,7 @@ fn same(
 
 #[test]
 fn copies_barriers_and_waits_are_as_natively_with_trixies_rocr() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     for profile in ["gfx906", "gfx1030"] {
         same(&artifacts, "rocm-trixie", profile, &[], NOT_LOCKED);
     }
@@ -78,7 +66,7 @@ fn copies_barriers_and_waits_are_as_natively_with_trixies_rocr() {
 
 #[test]
 fn copies_barriers_and_waits_are_as_natively_with_bookworms_rocr() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     for profile in ["gfx906", "gfx1030"] {
         same(&artifacts, "rocm-bookworm", profile, &[], NOT_LOCKED);
     }
@@ -86,14 +74,14 @@ fn copies_barriers_and_waits_are_as_natively_with_bookworms_rocr() {
 
 #[test]
 fn copies_go_from_gpu_to_gpu() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     same(&artifacts, "rocm-trixie", "gfx906x2", &[], NOT_LOCKED);
 }
 
 /// Fills, copies within a GPU and synchronous copies are kernels of the runtime's.
 #[test]
 fn kernels_of_the_runtime_fill_and_copy() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     for set in SETS {
         let runtime = runtime(&artifacts, set).unwrap();
         let root = artifacts.packages(set).unwrap();
@@ -116,7 +104,7 @@ fn kernels_of_the_runtime_fill_and_copy() {
 /// that never ends.
 #[test]
 fn dispatches_that_no_gpu_can_run_stop_their_queue_alone() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     for set in SETS {
         let runtime = runtime(&artifacts, set).unwrap();
         let root = artifacts.packages(set).unwrap();
@@ -156,7 +144,7 @@ fn dispatches_that_no_gpu_can_run_stop_their_queue_alone() {
 /// With the option pageable memory is locked as natively, and nothing differs.
 #[test]
 fn nothing_differs_where_memory_is_adopted() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     same(&artifacts, "rocm-trixie", "gfx906", &[(REGISTER, "adopt")], &[]);
 }
 
@@ -164,7 +152,7 @@ fn nothing_differs_where_memory_is_adopted() {
 /// side has changed. Expected: HSA_STATUS_ERROR, as ROCr's `MemoryRegion::Lock` answers when the thunk refuses.
 #[test]
 fn synchronous_copies_of_pageable_memory_are_refused_and_change_nothing() {
-    let artifacts = need!(parts());
+    let artifacts = need!(Artifacts::for_thunk(&[], &SETS));
     for set in SETS {
         let runtime = runtime(&artifacts, set).unwrap();
         let program =

@@ -57,10 +57,7 @@ fn cost(mut process: Box<OnHost>, others: &BTreeSet<u32>) -> (Duration, Duration
 
 #[test]
 fn waiting_costs_little_more_than_natively() {
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
+    let artifacts = need!(Artifacts::for_daemon(&["libkfd_preload.so"], &[]));
     let programs = need!(Programs::find(&artifacts));
     for (what, set, program, argument) in CASES {
         let file = programs.file(program);

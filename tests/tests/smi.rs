@@ -7,13 +7,9 @@
 
 use std::time::Duration;
 
-use virtio_kfd_tests::c_program::Place;
-use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Under, need};
+use virtio_kfd_tests::thunk_stack::SET;
+use virtio_kfd_tests::{Artifacts, ThunkStack, Under, need};
 
-const SET: &str = "rocm-trixie";
-const PROFILE: &str = "gfx906";
 const LIMIT: Duration = Duration::from_secs(120);
 
 const BEGIN: &str = "before the open: KERNEL_IO_CHANNEL_NOT_OPENED
@@ -52,66 +48,36 @@ null: EFAULT
 close: SUCCESS
 ";
 
-struct Stack {
-    artifacts: Artifacts,
-    program: CProgram,
-    daemon: Daemon,
+fn stack() -> anyhow::Result<ThunkStack> {
+    Ok(ThunkStack::start(Artifacts::for_thunk(&["libkfd_preload.so"], &[SET])?, "smi").unwrap())
 }
 
-impl Stack {
-    fn new() -> anyhow::Result<Stack> {
-        let artifacts = Artifacts::find()?;
-        artifacts.program("vhost-user-kfd")?;
-        artifacts.program("libkfd_preload.so")?;
-        artifacts.thunk()?;
-        let root = artifacts.packages(SET)?;
-        let program = CProgram::compile(&root, &package_path("tests/c/smi.c"), Place::Host).unwrap();
-        let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-        Ok(Stack { artifacts, program, daemon })
-    }
-
-    fn native(&self) -> Under<'static> {
-        Under::model(&self.artifacts, PROFILE).unwrap()
-    }
-
-    fn ours(&self) -> Under<'_> {
-        Under::loopback(&self.artifacts, self.daemon.socket()).unwrap()
-    }
-
-    fn seam(&self) -> Under<'_> {
-        Under::seam(&self.artifacts, self.daemon.socket()).unwrap()
-    }
-
-    #[track_caller]
-    fn prints(&self, under: &Under<'_>, mode: &[&str], expected: &str) {
-        let mut command = self.program.command(under);
-        command.args(mode);
-        let found =
-            text(command, LIMIT).unwrap_or_else(|error| panic!("{error:#}\n{}", self.daemon.report()));
-        assert_eq!(found, format!("{BEGIN}{expected}"), "{under:?}\n{}", self.daemon.report());
-    }
+#[track_caller]
+fn prints(stack: &ThunkStack, under: &Under<'_>, mode: &[&str], expected: &str) {
+    let found = stack.text(under, mode, LIMIT).unwrap();
+    assert_eq!(found, format!("{BEGIN}{expected}"), "{under:?}\n{}", stack.daemon().report());
 }
 
 #[test]
 fn streams_have_the_faults_of_the_process_that_they_were_asked_for() {
-    let stack = need!(Stack::new());
-    for under in [stack.native(), stack.ours(), stack.seam()] {
-        stack.prints(&under, &[], FAULTS);
+    let stack = need!(stack());
+    for under in [stack.native(), stack.ours(), stack.seam()].map(Result::unwrap) {
+        prints(&stack, &under, &[], FAULTS);
     }
 }
 
 #[test]
 fn the_device_refuses_what_the_kernel_does() {
-    let stack = need!(Stack::new());
-    for under in [stack.native(), stack.seam()] {
-        stack.prints(&under, &["device"], DEVICE);
+    let stack = need!(stack());
+    for under in [stack.native(), stack.seam()].map(Result::unwrap) {
+        prints(&stack, &under, &["device"], DEVICE);
     }
 }
 
 /// A limit (docs/limits.md): natively the stream outlives the library's close, and has no more to say.
 #[test]
 fn a_stream_ends_with_the_connection() {
-    let stack = need!(Stack::new());
-    stack.prints(&stack.native(), &["close"], "close: SUCCESS\nits stream: EAGAIN\n");
-    stack.prints(&stack.ours(), &["close"], "close: SUCCESS\nits stream: the end\n");
+    let stack = need!(stack());
+    prints(&stack, &stack.native().unwrap(), &["close"], "close: SUCCESS\nits stream: EAGAIN\n");
+    prints(&stack, &stack.ours().unwrap(), &["close"], "close: SUCCESS\nits stream: the end\n");
 }

@@ -7,6 +7,7 @@ struct sleeper {
     HsaEvent **events;
     HSAuint32 count;
     bool all;
+    volatile pid_t number;
     HSAKMT_STATUS status;
     double woken;
     pthread_t thread;
@@ -14,6 +15,7 @@ struct sleeper {
 
 static void *sleep_on(void *argument) {
     struct sleeper *sleeper = argument;
+    sleeper->number = own_number();
     sleeper->status = sleeper->count == 1
                           ? hsaKmtWaitOnEvent(sleeper->events[0], 0xffffffff)
                           : hsaKmtWaitOnMultipleEvents(sleeper->events, sleeper->count, sleeper->all, 0xffffffff);
@@ -25,13 +27,13 @@ static void begin(struct sleeper *sleeper, HsaEvent **events, HSAuint32 count, b
     *sleeper = (struct sleeper){.events = events, .count = count, .all = all};
     if (pthread_create(&sleeper->thread, NULL, sleep_on, sleeper))
         _exit(2);
-    usleep(100 * 1000);
+    until_asleep(&sleeper->number);
 }
 
 static void end(struct sleeper *sleeper, const char *what, double since) {
     pthread_join(sleeper->thread, NULL);
     printf("%s: %s, %s\n", what, status_name(sleeper->status),
-           sleeper->woken - since < 5 ? "soon" : "late");
+           sleeper->woken - since < 60 ? "soon" : "late");
     fflush(stdout);
 }
 

@@ -30,16 +30,6 @@ static uint32_t *ring, *words;
 static HsaQueueResource queue;
 static uint64_t written;
 
-static void *mapped(void) {
-    HsaMemFlags flags;
-    void *address = NULL;
-    memset(&flags, 0, sizeof flags);
-    flags.ui32.HostAccess = 1;
-    need("allocate", hsaKmtAllocMemory(0, PAGE, flags, &address));
-    need("map", hsaKmtMapMemoryToGPU(address, PAGE, NULL));
-    return address;
-}
-
 static void put(uint32_t word) {
     ring[written / 4 % (PAGE / 4)] = word;
     written += 4;
@@ -194,8 +184,8 @@ int main(int count, char **arguments) {
         own[0] = 1;
         return 0;
     }
-    ring = mapped();
-    words = mapped();
+    ring = host_memory(PAGE);
+    words = host_memory(PAGE);
     need("create a queue", hsaKmtCreateQueue(gpu, HSA_QUEUE_SDMA, 100, HSA_QUEUE_PRIORITY_NORMAL, ring, PAGE, NULL, &queue));
 
     registers("at first");

@@ -7,44 +7,14 @@
 //
 // Prints "ready", and when it gets a line "used MICROSECONDS SWITCHES": the CPU time of this process since then (user and
 // kernel), and how often its threads gave up the CPU or lost it.
-#include "kmt.h"
+#include "aql.h"
+#include "measured.h"
 
 #include <pthread.h>
-#include <stdint.h>
-#include <sys/resource.h>
 
-#define RING 4096u
 #define CALLS 300
 
 static HSAuint32 gpu;
-
-static double used(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e6 + usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
-}
-
-static long switches(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_nvcsw + usage.ru_nivcsw;
-}
-
-static void measured(void) {
-    char line[16];
-    puts("ready");
-    fflush(stdout);
-    // What is called for the first time is looked up first, which is not the cost of waiting.
-    if (read(STDIN_FILENO, line, 0) || used() < 0)
-        exit(1);
-    double before = used();
-    long switched = switches();
-    if (read(STDIN_FILENO, line, sizeof line) <= 0)
-        exit(1);
-    double after = used();
-    printf("used %.0f %ld\n", after - before, switches() - switched);
-    fflush(stdout);
-}
 
 struct waiter {
     HsaEvent *event;
@@ -118,40 +88,19 @@ static void waits(int count) {
     free(waiters);
 }
 
-static void *mapped(HSAuint64 size) {
-    HsaMemFlags flags = {0};
-    void *address = NULL;
-    HSAuint64 alternate = 0;
-    flags.ui32.HostAccess = 1;
-    flags.ui32.ExecuteAccess = 1;
-    need("allocate", hsaKmtAllocMemory(0, size, flags, &address));
-    need("map", hsaKmtMapMemoryToGPU(address, size, &alternate));
-    memset(address, 0, size);
-    return address;
-}
-
-// An empty barrier packet of an AQL queue, and its read index after it.
+// Queues, each of which has run an empty barrier packet.
 static void queues(int count) {
-    HsaQueueResource *queue = calloc(count, sizeof *queue);
+    struct aql *queue = calloc(count, sizeof *queue);
     for (int i = 0; i < count; i++) {
-        char *ring = mapped(RING), *pointers = mapped(RING);
-        for (unsigned at = 0; at < RING; at += 64)
-            *(uint16_t *)(ring + at) = 1;
-        queue[i].Queue_write_ptr_aql = (HSAuint64 *)pointers;
-        queue[i].Queue_read_ptr_aql = (HSAuint64 *)(pointers + 128);
-        need("create", hsaKmtCreateQueue(gpu, HSA_QUEUE_COMPUTE_AQL, 100, HSA_QUEUE_PRIORITY_NORMAL, ring, RING, NULL,
-                                         &queue[i]));
-        *(uint32_t *)ring = 3 | 1 << 8;
-        __atomic_store_n((uint64_t *)pointers, 1, __ATOMIC_RELEASE);
-        __atomic_store_n((uint64_t *)queue[i].Queue_DoorBell_aql, 0, __ATOMIC_RELEASE);
-        while (__atomic_load_n((uint64_t *)(pointers + 128), __ATOMIC_ACQUIRE) != 1)
-            usleep(10);
+        aql_begin(&queue[i], gpu);
+        aql_submit(&queue[i]);
+        aql_wait(&queue[i]);
     }
     // Long enough for everything to have gone to sleep.
     sleep(2);
     measured();
     for (int i = 0; i < count; i++)
-        need("destroy", hsaKmtDestroyQueue(queue[i].QueueId));
+        need("destroy", hsaKmtDestroyQueue(queue[i].queue.QueueId));
     free(queue);
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -59,10 +60,45 @@ static inline HsaEvent *signal_event(bool manual) {
     return event;
 }
 
+// Memory of the host that the CPU and all GPUs have mapped.
+static inline void *host_memory(HSAuint64 size) {
+    HsaMemFlags flags;
+    void *address = NULL;
+    memset(&flags, 0, sizeof flags);
+    flags.ui32.HostAccess = 1;
+    need("allocate", hsaKmtAllocMemory(0, size, flags, &address));
+    need("map", hsaKmtMapMemoryToGPU(address, size, NULL));
+    return address;
+}
+
 static inline double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+// The number of the calling thread, for until_asleep.
+static inline pid_t own_number(void) {
+    return (pid_t)syscall(SYS_gettid);
+}
+
+// Waits until the thread that has its number there sleeps in the kernel, looked at twenty times in a row, or has ended.
+static inline void until_asleep(const volatile pid_t *thread) {
+    for (int looks = 0; looks < 20;) {
+        usleep(5000);
+        pid_t number = *thread;
+        if (!number)
+            continue;
+        char path[64], line[512];
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", number);
+        FILE *file = fopen(path, "r");
+        if (!file)
+            return;
+        // "number (name) state ...": names here have no parenthesis.
+        const char *name_end = fgets(line, sizeof line, file) ? strchr(line, ')') : NULL;
+        looks = name_end && name_end[1] && name_end[2] == 'S' ? looks + 1 : 0;
+        fclose(file);
+    }
 }
 
 // Opens and reads the topology, as every runtime does first. Gives the number of the first GPU node, or -1.

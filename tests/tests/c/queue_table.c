@@ -6,16 +6,6 @@
 
 static int gpu;
 
-static void *mapped(HSAuint64 size) {
-    HsaMemFlags flags;
-    void *address = NULL;
-    memset(&flags, 0, sizeof flags);
-    flags.ui32.HostAccess = 1;
-    need("memory", hsaKmtAllocMemory(0, size, flags, &address));
-    need("map", hsaKmtMapMemoryToGPU(address, size, NULL));
-    return address;
-}
-
 struct asked {
     HSAuint32 node;
     HSA_QUEUE_TYPE type;
@@ -95,8 +85,8 @@ static void doorbells(void) {
 int main(void) {
     struct asked asked;
     gpu = start();
-    ring = mapped(RING);
-    pointers = mapped(4096);
+    ring = host_memory(RING);
+    pointers = host_memory(4096);
     HSA_QUEUE_TYPE types[] = { HSA_QUEUE_COMPUTE, HSA_QUEUE_SDMA, HSA_QUEUE_COMPUTE_AQL };
     for (unsigned i = 0; i < 3; i++) {
         printf("type %d\n", types[i]);

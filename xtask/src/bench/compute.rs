@@ -128,7 +128,8 @@ impl Machine {
         artifacts.image()?;
         artifacts.layer(gpu_guest::LAYER)?;
         let stack = Stack::start(artifacts, GPU, life)?;
-        let booted = gpu_guest::describe(artifacts, &stack.socket(), programs)?.limit(life).boot();
+        let booted =
+            gpu_guest::describe(artifacts, programs)?.limit(life).vhost_user_gpu(&stack.socket()).boot();
         let guest = booted.map_err(|error| error.context(stack.report()))?;
         gpu_guest::open_to_all(&guest)?;
         let machine = Self { guest, stack };

@@ -35,7 +35,8 @@ pub fn run(workspace: &Workspace, artifacts: &Artifacts, verbose: bool) -> Resul
     let stack = Stack::start(artifacts, GPU, LIMIT)?;
     eprintln!("demo: daemon on the model {GPU}");
     let begin = Instant::now();
-    let booted = gpu_guest::describe(artifacts, &stack.socket(), &programs)?.limit(LIMIT).boot();
+    let booted =
+        gpu_guest::describe(artifacts, &programs)?.limit(LIMIT).vhost_user_gpu(&stack.socket()).boot();
     let guest = booted.map_err(|error| error.context(stack.report()))?;
     eprintln!("demo: guest with kernel {} ({:.1} s)", guest.hello().kernel, begin.elapsed().as_secs_f64());
     gpu_guest::open_to_all(&guest)?;
