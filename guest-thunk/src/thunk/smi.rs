@@ -134,7 +134,9 @@ impl Stream {
         self.look(&mut mask);
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             let Some(event) = event(line) else { continue };
-            if *mask & event_mask(event) == 0 {
+            // That some were lost the kernel tells whoever wants any.
+            let wanted = if event == DROPPED_EVENT { u64::MAX } else { event_mask(event) };
+            if *mask & wanted == 0 {
                 continue;
             }
             let shifted = shift(line, event, later);
@@ -144,6 +146,9 @@ impl Stream {
     }
 }
 
+/// `KFD_SMI_EVENT_DROPPED_EVENT` of AMD's driver.
+const DROPPED_EVENT: u32 = 14;
+
 /// The number of a line's event.
 fn event(line: &[u8]) -> Option<u32> {
     let number = line.split(|byte| *byte == b' ').next()?;
@@ -152,7 +157,7 @@ fn event(line: &[u8]) -> Option<u32> {
 
 /// A line with a time, which is the host's, with the guest's.
 fn shift(line: &[u8], event: u32, later: i128) -> Option<Vec<u8>> {
-    if !matches!(event, KFD_SMI_EVENT_QUEUE_EVICTION | KFD_SMI_EVENT_QUEUE_RESTORE) {
+    if !matches!(event, KFD_SMI_EVENT_QUEUE_EVICTION | KFD_SMI_EVENT_QUEUE_RESTORE | DROPPED_EVENT) {
         return None;
     }
     let text = std::str::from_utf8(line).ok()?;
@@ -361,6 +366,7 @@ mod tests {
         assert_eq!(shifted("9 5000 -12 66af 1\n", 7).as_deref(), Some("9 5007 -12 66af 1\n"));
         assert_eq!(shifted("a 5000 -12 66af 0\n", -8).as_deref(), Some("a 4992 -12 66af 0\n"));
         assert_eq!(shifted("a 5000 -12 66af 0\n", -5001).as_deref(), Some("a 0 -12 66af 0\n"));
+        assert_eq!(shifted("e 5000 -12 17\n", 7).as_deref(), Some("e 5007 -12 17\n"));
         assert_eq!(shifted("1 c:program\n", 7), None);
         assert_eq!(event(b"x 1\n"), None);
     }
