@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use guest_thunk::transport::loopback::LoopbackVm;
 use guest_thunk::transport::loopback::host::{Listener, VmHost};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -45,6 +46,9 @@ fn run(args: &Args) -> Result<()> {
     signals.thread_block().context("pthread_sigmask")?;
     let stop =
         SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).context("signalfd")?;
+    // Each process has a connection for each call that is under way, and dma-bufs.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("getrlimit")?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).context("setrlimit")?;
     let listener = Listener::bind(&args.socket)?;
     let host = VmHost::new(LoopbackVm::connect(&args.device)?, listener)?;
     host.run(stop.as_fd())?;

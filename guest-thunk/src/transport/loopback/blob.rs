@@ -183,7 +183,9 @@ impl Blob for ContextBlob {
 
     fn mmap_offset(&self) -> Result<u64> {
         match (&self.resource.memory, self.context.vm.window()) {
-            (Memory::Host(Some(offset)), Some(window)) => window.offset_in_file(*offset),
+            (Memory::Host(Some(offset)), Some(window)) => {
+                window.offset_in_file(*offset, self.context.file.get().map(Arc::as_ref))
+            }
             _ => Err(TransportError::NotSupported("mmap of a blob that is not in the window")),
         }
     }

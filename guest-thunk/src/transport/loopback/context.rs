@@ -1,8 +1,9 @@
 //! The guest's driver: contexts, blobs and fences as virtio-gpu commands.
 
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use virtio_bindings::virtio_gpu as gpu;
@@ -30,6 +31,9 @@ pub(super) struct Context {
     pub(super) vm: LoopbackVm,
     pub(super) id: u32,
     pub(super) attached: Attached,
+    /// The first file that the device showed something of here: its memory of GPUs for this context, all of which is in one file
+    /// as long as there is one GPU. It stands for the guest's render node, for those who map it themselves.
+    pub(super) file: OnceLock<Arc<File>>,
     ended: AtomicBool,
 }
 
@@ -75,6 +79,7 @@ impl LoopbackContext {
                 vm: vm.clone(),
                 id,
                 attached: Attached::default(),
+                file: OnceLock::new(),
                 ended: AtomicBool::new(false),
             }),
             capset,
@@ -151,7 +156,12 @@ impl LoopbackContext {
             let head = header(gpu::virtio_gpu_ctrl_type_VIRTIO_GPU_CMD_RESOURCE_MAP_BLOB, 0);
             // The answer has the caching mode and padding; all memory here is mapped as the kernel maps it.
             match command(vm, "RESOURCE_MAP_BLOB", head, &body, &[], 8) {
-                Ok(_) => made.shown_at(offset),
+                Ok(_) => {
+                    made.shown_at(offset);
+                    if let Ok(shown) = window.shown(offset) {
+                        self.context.file.get_or_init(|| shown.file);
+                    }
+                }
                 Err(error) => {
                     window.give(offset, size);
                     return Err(error);
@@ -275,7 +285,7 @@ impl Transport for LoopbackContext {
 
     fn device(&self) -> Option<BorrowedFd<'_>> {
         self.context.usable().ok()?;
-        self.context.vm.window()?.file()
+        Some(self.context.file.get()?.as_fd())
     }
 
     fn abandon(&self) {

@@ -76,14 +76,17 @@ impl Exports {
     pub(super) fn add(&self, resource: &Arc<Resource>) -> Result<OwnedFd> {
         self.sweep();
         let (kept, given) = make(resource.size())?;
-        self.all().insert(identity(given.as_fd())?, (kept, Arc::clone(resource)));
+        let identity = identity(given.as_fd())?;
+        self.all().insert(identity, (kept, Arc::clone(resource)));
         Ok(given)
     }
 
     /// What a dma-buf stands for.
     pub(super) fn find(&self, dma_buf: BorrowedFd<'_>) -> Result<Arc<Resource>> {
         self.sweep();
-        let found = self.all().get(&identity(dma_buf)?).map(|(_, resource)| Arc::clone(resource));
+        // A file that somebody else serves may take its time to tell: not under the lock.
+        let identity = identity(dma_buf)?;
+        let found = self.all().get(&identity).map(|(_, resource)| Arc::clone(resource));
         found.ok_or(TransportError::NotSupported("a descriptor that is no dma-buf of this VM"))
     }
 

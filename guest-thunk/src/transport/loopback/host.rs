@@ -8,6 +8,7 @@
 //! concerns itself alone; what it writes to memory that is not its own is not seen.
 
 mod guest;
+mod log;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -173,18 +174,18 @@ impl VmHost {
         };
         let uid = sockopt::socket_peercred(&socket).map(|peer| peer.uid).ok();
         if uid != Some(rustix::process::geteuid()) {
-            eprintln!("virtio-kfd: a process of another user has been refused");
+            log::say("a process of another user has been refused");
             return Ok(());
         }
         let Some(place) = Place::take(&self.guests) else {
-            eprintln!("virtio-kfd: a guest process beyond {MOST_GUESTS} has been refused");
+            log::say(&format!("a guest process beyond {MOST_GUESTS} has been refused"));
             return Ok(());
         };
         let vm = self.vm.clone();
         spawn("kfd-vm-guest", move || {
             let _place = place;
             if let Err(error) = guest::serve(&vm, socket.as_fd()) {
-                eprintln!("virtio-kfd: a guest process was ended: {error}");
+                log::say(&format!("a guest process was ended: {error}"));
             }
         });
         Ok(())
@@ -199,7 +200,7 @@ fn is_socket(path: &Path) -> bool {
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> bool {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     if let Err(error) = &started {
-        eprintln!("virtio-kfd: thread {name}: {error}");
+        log::say(&format!("thread {name}: {error}"));
     }
     started.is_ok()
 }

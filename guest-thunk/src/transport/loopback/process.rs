@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socketpair};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socketpair,
+};
 use virtio_kfd_protocol::{Capset, GuestVa, ResourceId};
 use zerocopy::FromBytes;
 
@@ -87,6 +89,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn lost(error: io::Error) -> TransportError {
     TransportError::Lost(format!("the process that keeps the VM: {error}"))
+}
+
+/// A request that was not sent. Where this process, or the kernel, was short of something the connection is as it was.
+fn unsent(error: io::Error) -> TransportError {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::ENOBUFS | libc::ETOOMANYREFS) => system("sendmsg", "a request", error),
+        _ => lost(error),
+    }
 }
 
 /// Takes the reply to a request.
@@ -202,8 +212,15 @@ impl Link {
     fn request(&self, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Message<Reply>> {
         self.usable()?;
         let mut buffer = lock(&self.controlled);
-        wire::send(self.control.as_fd(), request, &[], descriptor).map_err(lost)?;
-        answer(self.control.as_fd(), &mut buffer, COMMAND_LIMIT.saturating_add(SLACK))
+        let control = self.control.as_fd();
+        let ended = wire::send(control, request, &[], descriptor)
+            .map_err(unsent)
+            .and_then(|()| answer(control, &mut buffer, COMMAND_LIMIT.saturating_add(SLACK)));
+        if matches!(ended, Err(TransportError::Lost(_))) {
+            // A reply that comes later must not be taken for that of another request.
+            let _ = shutdown(control, Shutdown::Both);
+        }
+        ended
     }
 
     /// Takes a connection for a frame out of those that are free, or makes one.
@@ -333,9 +350,10 @@ impl Transport for SharedContext {
         let (number, channel) = link.take_channel()?;
         let first = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let request = Request { call: call::SUBMIT, ring: ring.into(), first, second: 0 };
-        wire::send(channel, &request, frame, None).map_err(lost)?;
         let mut buffer = [0; wire::MOST_HEAD + wire::MOST_SENTENCE];
-        let ended = answer(channel, &mut buffer, limit.saturating_add(SLACK));
+        let ended = wire::send(channel, &request, frame, None)
+            .map_err(unsent)
+            .and_then(|()| answer(channel, &mut buffer, limit.saturating_add(SLACK)));
         if !matches!(ended, Err(TransportError::Lost(_))) {
             lock(&link.free).idle.push(number);
         }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use vhost::VhostUserMemoryRegionInfo;
 use virtio_kfd_protocol::GuestVa;
@@ -56,10 +56,14 @@ impl Ram {
     pub(super) fn new(size: u64, scatter: bool) -> Result<Arc<Ram>> {
         let size = size.next_multiple_of(PAGE).max(PAGE);
         let failed = |call, error| system(call, format!("guest memory of {size} bytes"), error);
-        let memfd: OwnedFd = memfd_create(c"virtio-kfd-loopback-ram", MFdFlags::MFD_CLOEXEC)
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let memfd: OwnedFd = memfd_create(c"virtio-kfd-loopback-ram", flags)
             .map_err(|errno| failed("memfd_create", errno.into()))?;
         let file = File::from(memfd);
         file.set_len(size).map_err(|error| failed("ftruncate", error))?;
+        // Whoever else is given the file must not take memory from under those that have it mapped.
+        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| failed("F_ADD_SEALS", errno.into()))?;
         let file = Arc::new(file);
         let low = size.min(LOW_END);
         let high = size.saturating_sub(low);
@@ -329,6 +333,16 @@ mod tests {
         assert_eq!(bytes, [0; 3]);
         assert!(ram.read(&mut bytes, LOW_END).is_err(), "the hole");
         assert!(ram.take(1 << 40).is_err());
+    }
+
+    #[test]
+    fn the_file_stays_as_large_as_it_is() {
+        let ram = Ram::new(1 << 20, false).unwrap();
+        let given = ram.file().try_clone().unwrap();
+        for size in [0, 1 << 21] {
+            assert_eq!(given.set_len(size).unwrap_err().raw_os_error(), Some(libc::EPERM), "fcntl(2): seals");
+        }
+        ram.take(PAGE).unwrap().write(b"here").unwrap();
     }
 
     #[test]

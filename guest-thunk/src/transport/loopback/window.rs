@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,9 +59,6 @@ pub struct Window {
     free: Mutex<Extents>,
     /// What the device has mapped, by offset.
     shown: Mutex<BTreeMap<u64, Shown>>,
-    /// The first file that the device showed something of: its memory of GPUs, all of which is in one file as long as there
-    /// is one GPU. It stands for the guest's render node, for those who map it themselves.
-    file: OnceLock<Arc<File>>,
     /// Most maps that there were at once.
     most: AtomicUsize,
     /// Set when maps are told to the device as memory regions, which QEMU does.
@@ -95,7 +92,6 @@ impl Window {
             size,
             free: Mutex::new(free),
             shown: Mutex::new(BTreeMap::new()),
-            file: OnceLock::new(),
             most: AtomicUsize::new(0),
             announce: OnceLock::new(),
         })
@@ -154,16 +150,11 @@ impl Window {
         shown.ok_or_else(|| system("mmap", format!("the window's offset {offset:#x}"), error(libc::ENXIO)))
     }
 
-    /// The file that stands for the device's, once something was shown.
-    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.get().map(|file| file.as_fd())
-    }
-
-    /// Where in that file lies what is shown at `offset`.
-    pub(super) fn offset_in_file(&self, offset: u64) -> Result<u64> {
+    /// Where in a file lies what is shown at `offset`.
+    pub(super) fn offset_in_file(&self, offset: u64, file: Option<&File>) -> Result<u64> {
         let inode = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
         let shown = lock(&self.shown).get(&offset).cloned();
-        let same = |shown: &Shown| self.file.get().is_some_and(|file| inode(file) == inode(&shown.file));
+        let same = |shown: &Shown| file.is_some_and(|file| inode(file) == inode(&shown.file));
         match shown.filter(same) {
             Some(shown) => Ok(shown.file_offset),
             None => Err(TransportError::NotSupported("mmap of memory in another file than the first")),
@@ -230,7 +221,6 @@ impl VhostUserFrontendReqHandler for Window {
         map_file(file.as_fd(), file_offset, self.address(offset), length, protection)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let one = Shown { length, file: Arc::new(file), file_offset, writable };
-        self.file.get_or_init(|| Arc::clone(&one.file));
         let region = self.region(offset, &one);
         shown.insert(offset, one);
         self.most.fetch_max(shown.len(), Ordering::Relaxed);

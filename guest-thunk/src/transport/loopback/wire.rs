@@ -113,12 +113,33 @@ pub(super) struct Message<H> {
     pub(super) descriptor: Option<OwnedFd>,
 }
 
-/// Sends a message. Signals that interrupt it are sent through.
-pub(super) fn send<H: IntoBytes + Immutable>(
+/// Sends a request. Signals that interrupt it are sent through.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    head: &Request,
+    payload: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    transmit(socket, head, payload, descriptor, SendFlags::empty())
+}
+
+/// Sends the reply to the only request that has none yet. There is room for it unless the other side leaves replies unread, which
+/// is an error: nobody waits for it.
+pub(super) fn reply(
+    socket: BorrowedFd<'_>,
+    head: &Reply,
+    payload: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    transmit(socket, head, payload, descriptor, SendFlags::DONTWAIT)
+}
+
+fn transmit<H: IntoBytes + Immutable>(
     socket: BorrowedFd<'_>,
     head: &H,
     payload: &[u8],
     descriptor: Option<BorrowedFd<'_>>,
+    flags: SendFlags,
 ) -> io::Result<()> {
     let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(payload)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -130,7 +151,7 @@ pub(super) fn send<H: IntoBytes + Immutable>(
         {
             return Err(io::Error::other("no room for a descriptor"));
         }
-        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL | flags) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -205,6 +226,27 @@ mod tests {
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_side_that_leaves_replies_unread() {
+        let (one, other) = pair();
+        let mut sent = 0;
+        let error = loop {
+            match reply(one.as_fd(), &Reply::default(), &[7; 100], None) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let mut buffer = buffer();
+        for _ in 0..sent {
+            assert_eq!(
+                receive::<Reply>(other.as_fd(), &mut buffer, None).unwrap().unwrap().payload,
+                [7; 100]
+            );
+        }
+        reply(one.as_fd(), &Reply::default(), &[], Some(one.as_fd())).unwrap();
     }
 
     #[test]

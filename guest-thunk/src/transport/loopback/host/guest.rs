@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, sockopt};
 use zerocopy::IntoBytes;
 
 use super::super::blob::{ContextBlob, Resource};
@@ -115,7 +115,7 @@ fn reply(socket: BorrowedFd<'_>, answer: Result<Answer>) -> io::Result<()> {
         payload.truncate(wire::MOST_SENTENCE);
         Answer { reply, payload, descriptor: None }
     });
-    wire::send(socket, &answer.reply, &answer.payload, answer.descriptor.as_ref().map(OwnedFd::as_fd))
+    wire::reply(socket, &answer.reply, &answer.payload, answer.descriptor.as_ref().map(OwnedFd::as_fd))
 }
 
 fn greet(vm: &LoopbackVm, head: &Request) -> Result<(LoopbackContext, Answer)> {
@@ -232,6 +232,11 @@ impl Guest {
 
     /// Serves one more connection, which takes frames.
     fn open_channel(self: &Arc<Self>, socket: OwnedFd) -> Result<Answer> {
+        // Any other descriptor is one that a thread could wait at for ever, whatever becomes of the guest process.
+        let kind = (sockopt::socket_domain(&socket), sockopt::socket_type(&socket));
+        if kind != (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) {
+            return Err(invalid("a connection that is none of its kind", libc::EINVAL));
+        }
         let socket = Arc::new(socket);
         let mut state = self.lock();
         if state.channels.len() >= MOST_CHANNELS {
