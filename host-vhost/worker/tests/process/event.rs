@@ -142,9 +142,7 @@ fn ages_tell_of_signals_that_were_missed() {
 #[test]
 fn a_gtt_buffer_becomes_the_event_page_and_cannot_be_freed() {
     let mut worker = Worker::greeted("gfx906", settings());
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+    let gpu_id = worker.acquire();
     // 8 pages of slots, GTT and writable, at an address of the guest's choice.
     let request = AllocMemoryRequest {
         va: GuestVa(0x7f00_0000_0000),

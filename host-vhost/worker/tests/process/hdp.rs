@@ -7,12 +7,8 @@ use kfd_ipc::worker::Settings;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
+use crate::support::memory::{GTT, MMIO_REMAP, WRITABLE};
 use crate::support::*;
-
-/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
-const GTT: u32 = 1 << 1;
-const MMIO_REMAP: u32 = 1 << 4;
-const WRITABLE: u32 = 1 << 31;
 
 /// `enum kfd_mmio_remap` (linux/kfd_ioctl.h).
 const HDP_MEM_FLUSH_CNTL: u32 = 0;
@@ -22,11 +18,7 @@ const VA: u64 = 0x7f00_0000_0000;
 const EINVAL: u32 = 22;
 
 fn worker(settings: Settings) -> (Worker, GpuId) {
-    let mut worker = Worker::greeted("gfx906", settings);
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
-    (worker, gpu_id)
+    on_gpu("gfx906", settings)
 }
 
 fn registers(gpu_id: GpuId, page: u64) -> AllocMemoryRequest {

@@ -8,14 +8,8 @@ use kfd_ipc::worker::{Caching, Run, Settings, ToWorker};
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
+use crate::support::memory::{GTT, PUBLIC, USERPTR, VRAM, WRITABLE};
 use crate::support::*;
-
-/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
-const VRAM: u32 = 1;
-const GTT: u32 = 1 << 1;
-const USERPTR: u32 = 1 << 2;
-const WRITABLE: u32 = 1 << 31;
-const PUBLIC: u32 = 1 << 29;
 
 const VA: u64 = 0x7f00_0000_0000;
 const EBUSY: u32 = 16;
@@ -23,11 +17,7 @@ const EINVAL: i32 = 22;
 
 /// A worker on a GPU whose address space is acquired.
 fn worker(settings: Settings) -> (Worker, GpuId) {
-    let mut worker = Worker::greeted("gfx906", settings);
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
-    (worker, gpu_id)
+    on_gpu("gfx906", settings)
 }
 
 fn alloc(gpu_id: GpuId, page: u64, pages: u64, flags: u32) -> AllocMemoryRequest {
@@ -317,9 +307,7 @@ fn limits_of_the_vm_hold_over_its_contexts() {
         let mut worker = Worker::spawn(Some("gfx906"));
         worker.start_with(limits, Some(&file));
         worker.hello().unwrap();
-        let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-        let gpu_id = apertures[0].gpu_id;
-        worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+        let gpu_id = worker.acquire();
         (worker, gpu_id)
     };
     let ((mut a, gpu_id), (mut b, _)) = (start(0), start(1));

@@ -9,12 +9,9 @@ use kfd_ipc::worker::{CuMask, Settings, ToWorker};
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
+use crate::support::memory::{DOORBELL, USERPTR, WRITABLE};
 use crate::support::*;
 
-/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
-const USERPTR: u32 = 1 << 2;
-const DOORBELL: u32 = 1 << 3;
-const WRITABLE: u32 = 1 << 31;
 /// `KFD_IOC_QUEUE_TYPE_SDMA`
 const SDMA: u32 = 1;
 
@@ -45,9 +42,7 @@ impl Guest {
     }
 
     fn over(mut worker: Worker) -> Self {
-        let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-        let gpu_id = apertures[0].gpu_id;
-        worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+        let gpu_id = worker.acquire();
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(16 * P).unwrap();
         worker.guest_memory(&ram, 16, BLOB, &[0, 1, 2, 3, 4, 5, 6, 7]);

@@ -6,14 +6,9 @@ use kfd_ipc::worker::ToWorker;
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::*;
 
+use crate::support::memory::{GTT, PUBLIC, USERPTR, VRAM, WRITABLE};
 use crate::support::*;
 
-/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
-const VRAM: u32 = 1;
-const GTT: u32 = 1 << 1;
-const USERPTR: u32 = 1 << 2;
-const WRITABLE: u32 = 1 << 31;
-const PUBLIC: u32 = 1 << 29;
 /// `AMDGPU_VM_PAGE_*` (drm/amdgpu_drm.h): readable, writeable.
 const READ_WRITE: u32 = 1 << 1 | 1 << 2;
 
@@ -27,11 +22,7 @@ fn worker() -> (Worker, GpuId) {
 }
 
 fn worker_on(profile: &str) -> (Worker, GpuId) {
-    let mut worker = Worker::greeted(profile, settings());
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
-    (worker, gpu_id)
+    on_gpu(profile, settings())
 }
 
 fn alloc(worker: &mut Worker, gpu_id: GpuId, va: u64, pages: u64, flags: u32) -> Handle {
@@ -379,9 +370,7 @@ fn private_memory_is_exported_for_gpus() {
 fn memory_counts_until_nothing_holds_it() {
     let limits = kfd_ipc::worker::Settings { vram_limit: Some(8 * P), ..settings() };
     let mut worker = Worker::greeted("gfx906", limits);
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+    let gpu_id = worker.acquire();
     let left = |worker: &mut Worker| {
         worker.call::<AvailableMemory>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap().0.available / P
     };

@@ -121,9 +121,7 @@ fn used(rule: &Rule, calls: &[Call]) -> bool {
 fn everything(worker: &mut Worker) {
     worker.start(settings());
     worker.hello().unwrap();
-    let (_, apertures) = worker.call::<GetApertures>(&Nothing {}, &[]).unwrap();
-    let gpu_id = apertures[0].gpu_id;
-    worker.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+    let gpu_id = worker.acquire();
     let file = tempfile::tempfile().unwrap();
     file.set_len(4096).unwrap();
     worker.guest_memory(&file, 1, 5, &[0]);

@@ -10,14 +10,27 @@ use std::sync::OnceLock;
 
 use kfd_ipc::worker::{FromWorker, Run, Settings, SharedPiece, ToWorker};
 use kfd_ipc::{Channel, IpcError, MAX_MESSAGE_BYTES};
-use virtio_kfd_protocol::calls::Hello;
+use virtio_kfd_protocol::calls::{AcquireVm, GetApertures, Hello};
 use virtio_kfd_protocol::frame::{
     AnswerArea, AnswerFrame, AnswerHeader, CallError, RawAnswer, RequestFrameBuilder,
 };
-use virtio_kfd_protocol::{CallType, HelloAnswer, HelloRequest, ResourceId, Status};
+use virtio_kfd_protocol::{
+    CallType, GpuId, GpuRequest, HelloAnswer, HelloRequest, Nothing, ResourceId, Status,
+};
 
 /// The wire version of these tests.
 pub const VERSION: u32 = 1;
+
+/// `KFD_IOC_ALLOC_MEM_FLAGS_*` (linux/kfd_ioctl.h).
+pub mod memory {
+    pub const VRAM: u32 = 1;
+    pub const GTT: u32 = 1 << 1;
+    pub const USERPTR: u32 = 1 << 2;
+    pub const DOORBELL: u32 = 1 << 3;
+    pub const MMIO_REMAP: u32 = 1 << 4;
+    pub const PUBLIC: u32 = 1 << 29;
+    pub const WRITABLE: u32 = 1 << 31;
+}
 
 /// The KFD model as a preload library, built here: the worker's package does not depend on it.
 fn model() -> &'static Path {
@@ -55,6 +68,13 @@ pub fn command(profile: Option<&str>) -> (Channel, Command) {
 /// Settings that bound nothing that a test does not mean to reach.
 pub fn settings() -> Settings {
     Settings { max_buffers: 1000, max_queues: 100, max_runs: 1000, name: "test".into(), ..Default::default() }
+}
+
+/// A worker on a model, whose first GPU's address space is acquired.
+pub fn on_gpu(profile: &str, settings: Settings) -> (Worker, GpuId) {
+    let mut worker = Worker::greeted(profile, settings);
+    let gpu_id = worker.acquire();
+    (worker, gpu_id)
 }
 
 /// A running worker.
@@ -142,6 +162,14 @@ impl Worker {
         let mut worker = Self::ready(profile, settings);
         worker.hello().unwrap();
         worker
+    }
+
+    /// Acquires the address space of the first GPU.
+    pub fn acquire(&mut self) -> GpuId {
+        let (_, apertures) = self.call::<GetApertures>(&Nothing {}, &[]).unwrap();
+        let gpu_id = apertures[0].gpu_id;
+        self.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[]).unwrap();
+        gpu_id
     }
 
     pub fn send(&self, message: &ToWorker<'_>, file: Option<&File>) {
