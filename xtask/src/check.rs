@@ -8,7 +8,7 @@ use virtio_kfd_images::{Cache, Fetcher, recipe};
 use crate::report::Tally;
 use crate::test::{HEADERS_VARIABLE, headers};
 use crate::workspace::{Workspace, run as run_command};
-use crate::{direction, docs, hygiene, licences, thunk};
+use crate::{direction, docs, hygiene, licences, thunk, variables};
 
 /// Options of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -31,6 +31,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("fmt", fmt),
     ("direction", direction),
     ("hygiene", hygiene),
+    ("variables", variables),
     ("licences", licences),
     ("advisories", advisories),
     ("clippy", clippy),
@@ -93,6 +94,14 @@ fn hygiene(workspace: &Workspace) -> Result<Verdict> {
         return Ok(Verdict::Skipped(format!("{error:#}")));
     }
     none(&hygiene::findings(workspace.root())?)
+}
+
+/// Every environment variable is described once.
+fn variables(workspace: &Workspace) -> Result<Verdict> {
+    if let Err(error) = hygiene::possible(workspace.root()) {
+        return Ok(Verdict::Skipped(format!("{error:#}")));
+    }
+    none(&variables::findings(workspace.root())?)
 }
 
 fn licences(workspace: &Workspace) -> Result<Verdict> {

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use virtio_kfd_images::{BaseImage, Cache, Fetcher, tool};
 use virtio_kfd_tests::{Artifacts, Guest, Vm, guest};
 
 use self::page::About;
 use crate::gtest::output::{self, End, Outcome};
 use crate::gtest::rows::{Row, summary};
-use crate::gtest::{keep, run_alone, said};
-use crate::stack::{self, Stack};
+use crate::gtest::{Bench, show, when};
+use crate::stack::{self, SharedStack, Stack};
 use crate::thunk;
 use crate::workspace::Workspace;
 
@@ -76,9 +76,6 @@ pub fn run(options: &Options) -> Result<i32> {
     let binary = std::path::absolute(&options.binary).context("the path of the binary")?;
     ensure!(binary.is_file(), "{} is no file", binary.display());
     let binary = binary.to_str().context("the path of the binary is not UTF-8")?;
-    if let Some(logs) = &options.logs {
-        std::fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
-    }
     let workspace = Workspace::find()?;
     let cache = Cache::open()?;
     Fetcher::new(&cache, false).ensure("rocm-trixie")?;
@@ -89,9 +86,10 @@ pub fn run(options: &Options) -> Result<i32> {
     }
     workspace.build()?;
     thunk::link(&workspace)?;
+    let (date, commit) = when(workspace.root())?;
     let about = About {
-        date: said("date", &["-u", "+%F"], workspace.root())?,
-        commit: said("git", &["describe", "--always", "--dirty"], workspace.root())?,
+        date,
+        commit,
         binary: options.about.clone().unwrap_or_default(),
         filter: options.filter.clone(),
         profile: options.profile.clone(),
@@ -104,21 +102,14 @@ pub fn run(options: &Options) -> Result<i32> {
     let mut rows = Vec::new();
     for test in tests {
         let native = runner.native(&test)?;
-        let ends = !matches!(native, Outcome::TimedOut(_));
-        let limit = if ends { runner.limit.saturating_mul(PATIENCE) } else { runner.limit };
+        let limit = runner.bench.limit_after(&native, PATIENCE);
         let loopback = runner.loopback(&test, limit)?;
         let guest = if options.guest { Some(runner.guest(&test, limit)?) } else { None };
         let row = Row { test, native, loopback, guest };
         eprintln!("kfdtest: {row}");
         rows.push(row);
     }
-    if options.write {
-        let page = workspace.root().join(PAGE);
-        std::fs::write(&page, page::page(&about, &rows)).with_context(|| format!("write {PAGE}"))?;
-        println!("{PAGE}");
-    } else {
-        print!("{}", page::page(&about, &rows));
-    }
+    show(workspace.root(), PAGE, &page::page(&about, &rows), options.write)?;
     eprintln!("kfdtest: {}", summary(&rows));
     Ok(i32::from(rows.iter().any(Row::is_worse)))
 }
@@ -145,51 +136,44 @@ struct Runner<'a> {
     artifacts: &'a Artifacts,
     binary: &'a str,
     options: &'a Options,
-    limit: Duration,
-    /// The daemon; a new one is started after a test that did not pass, so that none has to do with another.
-    stack: Option<Stack>,
+    bench: Bench<'a>,
+    /// The VM, so that several processes of a test are processes of one guest, and its daemon; new ones are started after a
+    /// test that did not pass, so that none has to do with another.
+    stack: Option<SharedStack>,
     /// The guest and its daemon; new ones are started when the guest has gone away or a test in it passed its limit.
     machine: Option<Machine>,
-    /// Where the tests run and leave their output.
-    directory: tempfile::TempDir,
 }
 
 impl<'a> Runner<'a> {
     fn new(artifacts: &'a Artifacts, binary: &'a str, options: &'a Options) -> Result<Self> {
-        let directory =
-            tempfile::Builder::new().prefix("kfdtest-").tempdir().context("temporary directory")?;
-        let limit = Duration::from_secs(options.limit);
-        Ok(Self { artifacts, binary, options, limit, stack: None, machine: None, directory })
+        let bench = Bench::new("kfdtest", options.logs.as_deref(), options.limit)?;
+        Ok(Self { artifacts, binary, options, bench, stack: None, machine: None })
     }
 
     /// The names of the tests.
     fn list(&self) -> Result<Vec<String>> {
         let mut command = stack::native(self.artifacts, &self.options.profile, self.binary)?;
-        command.arg("--gtest_list_tests").arg(format!("--gtest_filter={}", self.options.filter));
-        let (text, end) = run_alone(command, self.directory.path(), self.limit)?;
-        if end != End::Status(0) {
-            bail!("the binary does not list its tests ({end:?}):\n{text}");
-        }
-        Ok(output::names(&text, false))
+        command.arg(format!("--gtest_filter={}", self.options.filter));
+        self.bench.names(command, false)
     }
 
     fn native(&self, test: &str) -> Result<Outcome> {
         let command = stack::native(self.artifacts, &self.options.profile, self.binary)?;
-        self.test(command, test, "native", self.limit)
+        self.test(command, test, "native", self.bench.limit())
     }
 
     fn loopback(&mut self, test: &str, limit: Duration) -> Result<Outcome> {
         let stack = match self.stack.take() {
             Some(stack) => stack,
-            None => Stack::start(self.artifacts, &self.options.profile, LIFE)?,
+            None => SharedStack::start(self.artifacts, &self.options.profile, LIFE)?,
         };
-        let mut command = stack::loopback(self.artifacts, &stack.socket(), self.binary)?;
+        let mut command = stack::loopback(self.artifacts, stack.socket(), self.binary)?;
         command.env(REGISTER.0, REGISTER.1);
         command.env(HDP.0, HDP.1);
         let outcome = self.test(command, test, "loop-back", limit)?;
         match &outcome {
             Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
-            _ => self.keep(test, "daemon", &stack.report())?,
+            _ => self.bench.keep(test, "daemon", &stack.report())?,
         }
         Ok(outcome)
     }
@@ -208,7 +192,7 @@ impl<'a> Runner<'a> {
             Ok(output) => output,
             Err(error) => {
                 let text = format!("{error:#}\n{}\n{}", machine.guest.vm().report(), machine.stack.report());
-                self.keep(test, "guest", &text)?;
+                self.bench.keep(test, "guest", &text)?;
                 return Ok(Outcome::Failed("the guest went away".to_owned()));
             }
         };
@@ -219,11 +203,11 @@ impl<'a> Runner<'a> {
             (false, None) => End::Signal(exit.signal.unwrap_or(0)),
         };
         let text = format!("{}{}", output.text(), String::from_utf8_lossy(&output.stderr));
-        self.keep(test, "guest", &text)?;
+        self.bench.keep(test, "guest", &text)?;
         let outcome = output::outcome(test, &text, end);
         match &outcome {
             Outcome::Passed | Outcome::Skipped(_) => {}
-            _ => self.keep(test, "guest-daemon", &machine.stack.report())?,
+            _ => self.bench.keep(test, "guest-daemon", &machine.stack.report())?,
         }
         if end != End::Limit {
             self.machine = Some(machine);
@@ -233,13 +217,6 @@ impl<'a> Runner<'a> {
 
     fn test(&self, mut command: Command, test: &str, place: &str, limit: Duration) -> Result<Outcome> {
         command.arg(format!("--gtest_filter={test}")).arg("--gtest_color=no");
-        let (text, end) =
-            run_alone(command, self.directory.path(), limit).with_context(|| format!("{test}, {place}"))?;
-        self.keep(test, place, &text)?;
-        Ok(output::outcome(test, &text, end))
-    }
-
-    fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
-        keep(self.options.logs.as_deref(), test, place, text)
+        self.bench.outcome(command, test, place, limit)
     }
 }

@@ -17,6 +17,7 @@ mod rocrtst;
 mod stack;
 mod test;
 mod thunk;
+mod variables;
 mod workspace;
 
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ enum Command {
     Demo(demo::Options),
     /// Run all tests.
     Test(test::Options),
-    /// Check formatting, lints, dependency direction, ABI, exports, licences and repository hygiene.
+    /// Check formatting, lints, dependency direction, ABI, exports, licences, repository hygiene and what the documents say of variables.
     Check(check::Options),
     /// Write the pages of docs/ that are generated from code.
     Docs(docs::Options),

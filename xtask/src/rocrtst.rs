@@ -9,16 +9,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use virtio_kfd_images::{Cache, Fetcher, PackageSet, tool};
 use virtio_kfd_tests::rocrtst::{RUNTIME, TESTS};
-use virtio_kfd_tests::{Artifacts, Rocrtst, SharedVm, Under};
+use virtio_kfd_tests::{Artifacts, Rocrtst, Under};
 
 use self::page::About;
-use crate::gtest::output::{self, End, Outcome};
+use crate::gtest::output::Outcome;
 use crate::gtest::rows::{Row, summary};
-use crate::gtest::{keep, run_alone, said};
-use crate::stack::{self, Stack};
+use crate::gtest::{Bench, show, when};
+use crate::stack::{self, SharedStack};
 use crate::workspace::Workspace;
 
 /// The page that `--write` writes.
@@ -67,9 +67,6 @@ fn jobs(text: &str) -> Result<usize> {
 /// Runs the tests; the status is 1 if one passes natively and not on our stack, or does not pass natively for no known reason.
 pub fn run(options: &Options) -> Result<i32> {
     tool::require(&["cc", "date", "git"])?;
-    if let Some(logs) = &options.logs {
-        std::fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
-    }
     let workspace = Workspace::find()?;
     let cache = Cache::open()?;
     let mut fetcher = Fetcher::new(&cache, false);
@@ -82,9 +79,10 @@ pub fn run(options: &Options) -> Result<i32> {
          `cargo xtask packages --refresh {TESTS} {RUNTIME}` fetches what it has now"
     );
     workspace.build_for_host()?;
+    let (date, commit) = when(workspace.root())?;
     let about = About {
-        date: said("date", &["-u", "+%F"], workspace.root())?,
-        commit: said("git", &["describe", "--always", "--dirty"], workspace.root())?,
+        date,
+        commit,
         version,
         filter: options.filter.clone(),
         profile: options.profile.clone(),
@@ -98,22 +96,15 @@ pub fn run(options: &Options) -> Result<i32> {
     ensure!(!names.is_empty(), "rocrtst64 has no test that matches {}", options.filter);
     let native = shared(options.jobs, &names, &new, |runner, test, _| runner.native(test))?;
     let loopback = shared(options.jobs, &names, &new, |runner, test, index| {
-        let ends = !matches!(native.get(index), Some(Outcome::TimedOut(_)));
-        let limit = if ends { runner.limit.saturating_mul(PATIENCE) } else { runner.limit };
-        runner.loopback(test, limit)
+        let limit = native.get(index).map(|native| runner.bench.limit_after(native, PATIENCE));
+        runner.loopback(test, limit.unwrap_or(runner.bench.limit()))
     })?;
     let rows: Vec<Row> = names
         .into_iter()
         .zip(native.into_iter().zip(loopback))
         .map(|(test, (native, loopback))| Row { test, native, loopback, guest: None })
         .collect();
-    let text = page::page(&about, &rows);
-    if options.write {
-        std::fs::write(workspace.root().join(PAGE), text).with_context(|| format!("write {PAGE}"))?;
-        println!("{PAGE}");
-    } else {
-        print!("{text}");
-    }
+    show(workspace.root(), PAGE, &page::page(&about, &rows), options.write)?;
     eprintln!("rocrtst: {}", summary(&rows));
     let worse = |row: &Row| row.is_worse() && !page::is_flaky(&row.test);
     let unexplained = |row: &Row| causes::is_unexplained(row) && !page::is_flaky(&row.test);
@@ -168,12 +159,10 @@ struct Runner<'a> {
     artifacts: &'a Artifacts,
     options: &'a Options,
     rocrtst: Rocrtst,
-    limit: Duration,
+    bench: Bench<'a>,
     /// The VM, so that several processes of a test are processes of one guest, and its daemon; new ones are started after a
     /// test that did not pass, so that none has to do with another.
-    stack: Option<(SharedVm, Stack)>,
-    /// Where the tests run and leave their output.
-    directory: tempfile::TempDir,
+    stack: Option<SharedStack>,
 }
 
 impl<'a> Runner<'a> {
@@ -183,56 +172,38 @@ impl<'a> Runner<'a> {
         runtime: &PackageSet,
         options: &'a Options,
     ) -> Result<Self> {
-        let directory =
-            tempfile::Builder::new().prefix("rocrtst-").tempdir().context("temporary directory")?;
-        let rocrtst = Rocrtst::new(&tests.root(), &runtime.root(), directory.path())?;
-        let limit = Duration::from_secs(options.limit);
-        Ok(Self { artifacts, options, rocrtst, limit, stack: None, directory })
+        let bench = Bench::new("rocrtst", options.logs.as_deref(), options.limit)?;
+        let rocrtst = Rocrtst::new(&tests.root(), &runtime.root(), bench.directory())?;
+        Ok(Self { artifacts, options, rocrtst, bench, stack: None })
     }
 
     /// The names of the tests.
     fn list(&self) -> Result<Vec<String>> {
         let under = Under::model(self.artifacts, &self.options.profile)?;
-        let mut command = self.rocrtst.command(&under, &self.options.filter)?;
-        command.arg("--gtest_list_tests");
-        let (text, end) = run_alone(command, self.directory.path(), self.limit)?;
-        if end != End::Status(0) {
-            bail!("rocrtst64 does not list its tests ({end:?}):\n{text}");
-        }
-        Ok(output::names(&text, true))
+        self.bench.names(self.rocrtst.command(&under, &self.options.filter)?, true)
     }
 
     fn native(&self, test: &str) -> Result<Outcome> {
         let under = Under::model(self.artifacts, &self.options.profile)?;
-        self.test(&under, test, "native", self.limit)
+        self.test(&under, test, "native", self.bench.limit())
     }
 
     fn loopback(&mut self, test: &str, limit: Duration) -> Result<Outcome> {
-        let (vm, stack) = match self.stack.take() {
-            Some(running) => running,
-            None => {
-                let stack = Stack::start(self.artifacts, &self.options.profile, LIFE)?;
-                (SharedVm::start(self.artifacts, &stack.socket(), stack.directory(), LIFE)?, stack)
-            }
+        let stack = match self.stack.take() {
+            Some(stack) => stack,
+            None => SharedStack::start(self.artifacts, &self.options.profile, LIFE)?,
         };
-        let under = Under::seam(self.artifacts, vm.socket())?;
+        let under = Under::seam(self.artifacts, stack.socket())?;
         let outcome = self.test(&under, test, "loop-back", limit)?;
         match &outcome {
-            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some((vm, stack)),
-            _ => self.keep(test, "daemon", &format!("{}\n{}", stack.report(), vm.report()))?,
+            Outcome::Passed | Outcome::Skipped(_) => self.stack = Some(stack),
+            _ => self.bench.keep(test, "daemon", &stack.report())?,
         }
         Ok(outcome)
     }
 
     fn test(&self, under: &Under<'_>, test: &str, place: &str, limit: Duration) -> Result<Outcome> {
         let command = self.rocrtst.command(under, test)?;
-        let (text, end) =
-            run_alone(command, self.directory.path(), limit).with_context(|| format!("{test}, {place}"))?;
-        self.keep(test, place, &text)?;
-        Ok(output::outcome(test, &text, end))
-    }
-
-    fn keep(&self, test: &str, place: &str, text: &str) -> Result<()> {
-        keep(self.options.logs.as_deref(), test, place, text)
+        self.bench.outcome(command, test, place, limit)
     }
 }

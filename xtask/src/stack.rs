@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use kfd_model::profile::Profile;
-use virtio_kfd_tests::{Artifacts, Keeper, Runtime};
+use virtio_kfd_tests::{Artifacts, Keeper, Runtime, SharedVm};
 
 /// The package set whose programs run on the host.
 const RUNTIME: &str = "rocm-trixie";
@@ -40,7 +40,7 @@ impl Stack {
         let mut command = Command::new(artifacts.program("vhost-user-kfd")?);
         command.arg("--socket").arg(&socket).arg("--kfd").arg(format!("model:{profile}"));
         let daemon = Keeper::start(command, &directory.path().join("log"), limit)?;
-        daemon.wait_for_path(&socket, Duration::from_secs(30))?;
+        daemon.wait_for_path(&socket, Duration::from_secs(60))?;
         Ok(Self { daemon, directory })
     }
 
@@ -49,14 +49,36 @@ impl Stack {
         self.directory.path().join("gpu")
     }
 
-    /// A directory that lives as long as the daemon.
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
-    }
-
     /// What the daemon printed last.
     pub fn report(&self) -> String {
         self.daemon.report()
+    }
+}
+
+/// A daemon and a loop-back VM of it, of which several processes can be guest processes.
+#[derive(Debug)]
+pub struct SharedStack {
+    // The VM ends before its daemon.
+    vm: SharedVm,
+    stack: Stack,
+}
+
+impl SharedStack {
+    /// Starts both; they are killed after `limit`.
+    pub fn start(artifacts: &Artifacts, profile: &str, limit: Duration) -> Result<Self> {
+        let stack = Stack::start(artifacts, profile, limit)?;
+        let vm = SharedVm::start(artifacts, &stack.socket(), stack.directory.path(), limit)?;
+        Ok(Self { vm, stack })
+    }
+
+    /// Where processes connect, in the place of the daemon's socket.
+    pub fn socket(&self) -> &Path {
+        self.vm.socket()
+    }
+
+    /// What daemon and VM printed last.
+    pub fn report(&self) -> String {
+        format!("{}\n{}", self.stack.report(), self.vm.report())
     }
 }
 

@@ -3,16 +3,10 @@
 use crate::gtest::rows::{self, Known, Row, has_guest, summary};
 
 /// Why tests end otherwise on our stack, where that is known and stays so for now.
-const KNOWN: Known = &[
-    (
-        "KFDMemoryTest.PtraceAccess",
-        "no debugger reaches the library's host memory in a guest, docs/limits.md",
-    ),
-    (
-        "KFDIPCTest.BasicTest",
-        "in loop-back a forked child finds no GPU while its parent is there, docs/limits.md",
-    ),
-];
+const KNOWN: Known = &[(
+    "KFDMemoryTest.PtraceAccess",
+    "no debugger reaches the library's host memory in a guest, docs/limits.md",
+)];
 
 /// What the page says of the run besides its results.
 #[derive(Debug, Clone)]
@@ -51,8 +45,8 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          - The binary: {binary}\n\
          - Its tests that match `{filter}`, each alone.\n\
          - Native: Debian 13's libhsakmt on the model `{profile}`, which is preloaded into the program.\n\
-         - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt-variables`, against `vhost-user-kfd --kfd \
-         model:{profile}` and its workers.\n{guest}\
+         - Loop-back: our `libhsakmt.so.1` in its place, with `VIRTIO_KFD_REGISTER=adopt-variables`, against `kfd-loopback-vm`, the \
+         VM of all processes of a test, `vhost-user-kfd --kfd model:{profile}` and its workers.\n{guest}\
          - On our stack with `VIRTIO_KFD_HDP=trap` as well.\n\
          - Each test runs in a process and a process group of its own, with a limit of {limit} s, on our stack three \
          times as much for a test that ends natively; the daemon is \
