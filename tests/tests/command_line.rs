@@ -1,13 +1,15 @@
 //! What an operator gets wrong: one clear sentence, a status that is not zero, and nothing left behind.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use vhost::VhostBackend;
 use vhost::vhost_user::Frontend;
-use virtio_kfd_tests::native::run;
+use virtio_kfd_tests::native::{run, text};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, Keeper, need};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,6 +88,40 @@ fn place() -> anyhow::Result<Place> {
 }
 
 const MODEL: &[&str] = &["--kfd", "model:gfx906"];
+
+/// The options in a text: what begins with two hyphens, up to what is no part of a name.
+fn options(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("--") {
+        let is_part = |letter: &char| letter.is_ascii_lowercase() || *letter == '-';
+        let option: String = text[at..].chars().take_while(is_part).collect();
+        if option.len() > 2 && !text[..at].ends_with('-') {
+            found.insert(option);
+        }
+    }
+    found
+}
+
+/// What `--help` lists stands in the table of docs/operating.md, and nothing else does.
+#[test]
+fn every_option_is_documented() {
+    let place = need!(place());
+    let mut command = Command::new(&place.program);
+    command.arg("--help");
+    let help = text(command, LIMIT).unwrap();
+    let listed = help.lines().map(str::trim).filter(|line| line.starts_with('-'));
+    let mut known: BTreeSet<String> =
+        listed.filter_map(|line| options(line.split(" <").next().unwrap()).into_iter().next()).collect();
+    assert!(known.len() > 10, "{help}");
+    assert!(known.remove("--help") && known.remove("--version"), "{help}");
+    let page = std::fs::read_to_string(package_path("../docs/operating.md")).unwrap();
+    let (_, page) = page.split_once("\n## Options of `vhost-user-kfd`\n").unwrap();
+    let (table, _) = page.split_once("\n## ").unwrap();
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| `--").map(|rest| format!("--{rest}")));
+    let documented: BTreeSet<String> =
+        cells.flat_map(|row| options(row.split(" | ").next().unwrap())).collect();
+    assert_eq!(known, documented);
+}
 
 #[test]
 fn a_directory_that_does_not_exist() {

@@ -4,48 +4,34 @@
 //! application to GPUs is given: the runtimes must copy in stages where they would register natively.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "all of this is tests")]
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+#[path = "hip/suite.rs"]
+#[macro_use]
+#[allow(dead_code, reason = "shared with the tests of other runtimes")]
+mod suite;
 
+use std::path::Path;
+
+use suite::{GPU, compare, source};
 use virtio_kfd_tests::gpu_program::{Optimisation, Release};
-use virtio_kfd_tests::native::text;
-use virtio_kfd_tests::parts::package_path;
-use virtio_kfd_tests::transcript::assert_same_lines;
 use virtio_kfd_tests::{Artifacts, Daemon, GpuPrograms, Runtime, Under, need};
 
-const GPU: &str = "gfx906";
-const LIMIT: Duration = Duration::from_secs(240);
-
-fn source(name: &str) -> PathBuf {
-    package_path(&format!("tests/hip/{name}.hip"))
-}
-
 /// Runs a program natively and in loop-back.
-fn compare(artifacts: &Artifacts, runtime: &Runtime, program: &Path, name: &str, what: &str) {
+fn both(artifacts: &Artifacts, runtime: &Runtime, program: &Path, name: &str, what: &str) {
     // What the runtime compiles for itself is kept out of the user's own cache.
     let kept = artifacts.cache().path("comgr").unwrap();
-    let run = |under: &Under<'_>| {
+    let command = |under: &Under<'_>| {
         let mut command = under.command(runtime, program).unwrap();
         command.env("AMD_COMGR_CACHE_DIR", &kept);
-        text(command, LIMIT)
+        command
     };
-    let native = run(&Under::model(artifacts, GPU).unwrap())
-        .unwrap_or_else(|error| panic!("{name} {what} on the model: {error:#}"));
+    let native = command(&Under::model(artifacts, GPU).unwrap());
     let daemon = Daemon::start(artifacts, &format!("model:{GPU}"), &[]).unwrap();
-    let ours = run(&Under::seam(artifacts, daemon.socket()).unwrap())
-        .unwrap_or_else(|error| panic!("{name} {what} in loop-back: {error:#}\n{}", daemon.report()));
-    for (place, text) in [("on the model", &native), ("in loop-back", &ours)] {
-        assert_eq!(text.lines().last(), Some(&*format!("{name}: all right")), "{what} {place}:\n{text}");
-    }
-    assert_same_lines(what, ("native", "loop-back"), &native, &ours);
-    println!("{name} {what}: {} lines\n{ours}", ours.lines().count());
+    let ours = command(&Under::seam(artifacts, daemon.socket()).unwrap());
+    compare(name, what, native, ours, &daemon);
 }
 
 fn all(name: &str) {
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
+    let artifacts = need!(Artifacts::for_daemon(&["libkfd_preload.so"], &[]));
     for release in Release::INSIDE {
         // A suite that has moved on must not fail the others.
         let programs = match GpuPrograms::find(&artifacts, release) {
@@ -58,18 +44,9 @@ fn all(name: &str) {
         for optimisation in Optimisation::ALL {
             let program = programs.hip(&source(name), GPU, optimisation).unwrap();
             let what = format!("{}, {}", release.set(), optimisation.option());
-            compare(&artifacts, &programs.runtime(), &program, name, &what);
+            both(&artifacts, &programs.runtime(), &program, name, &what);
         }
     }
 }
 
-macro_rules! programs {
-    ($($name:ident)*) => {$(
-        #[test]
-        fn $name() {
-            all(stringify!($name));
-        }
-    )*};
-}
-
-programs! { vectors matrix reduce sort lanes integers floats doubles halves scratch atomics printf buffers memory streams }
+tests!();

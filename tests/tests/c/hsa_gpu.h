@@ -62,6 +62,15 @@ static inline void copy(void *to, hsa_agent_t to_agent, const void *from, hsa_ag
 	MUST(hsa_signal_destroy(done));
 }
 
+/* Memory of the host that the GPU reaches as well. */
+static inline void *host_memory(size_t size)
+{
+	void *memory;
+	MUST(hsa_amd_memory_pool_allocate(system_pool, size, 0, &memory));
+	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, memory));
+	return memory;
+}
+
 /* Starts the runtime and finds them. */
 static inline void start(void)
 {

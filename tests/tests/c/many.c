@@ -171,10 +171,8 @@ int main(void)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	start();
-	uint32_t *host;
+	uint32_t *host = host_memory(SIZE);
 	unsigned count;
-	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
-	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
 	for (unsigned buffer = 0; buffer < BUFFERS; buffer++) {
 		MUST(hsa_amd_memory_pool_allocate(vram, SIZE, 0, (void **)&buffers[buffer]));
 		MUST(hsa_amd_agents_allow_access(1, &cpu, NULL, buffers[buffer]));

@@ -19,8 +19,7 @@ static void begin(const char *who)
 {
 	side = who;
 	start();
-	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
-	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
+	host = host_memory(SIZE);
 }
 
 static unsigned char pattern(unsigned seed, unsigned i)

@@ -11,11 +11,7 @@ int main(void)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	start();
-	unsigned char *host, *back;
-	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&host));
-	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, host));
-	MUST(hsa_amd_memory_pool_allocate(system_pool, SIZE, 0, (void **)&back));
-	MUST(hsa_amd_agents_allow_access(1, &gpu, NULL, back));
+	unsigned char *host = host_memory(SIZE), *back = host_memory(SIZE);
 	for (unsigned i = 0; i < SIZE; i++)
 		host[i] = (unsigned char)(i * 31 + (i >> 11));
 
