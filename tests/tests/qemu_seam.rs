@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::installed::{PLACE, command, install};
 use virtio_kfd_tests::native::{INSIDE, runtime, text};
+use virtio_kfd_tests::parts::{package_path, user};
 use virtio_kfd_tests::rocminfo::{differences, gpus};
+use virtio_kfd_tests::seam_guest::{add_library, on_library};
 use virtio_kfd_tests::transcript::{Outcome, compare};
 use virtio_kfd_tests::{Artifacts, CProgram, Command, Daemon, Guest, Under, Vm, need};
 
@@ -29,9 +31,7 @@ const HALVES: usize = 20;
 const QUEUES: &str = "16";
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(name)
+    package_path("tests/c").join(name)
 }
 
 fn lines(text: &str) -> Outcome {
@@ -49,8 +49,7 @@ impl Stack {
     #[track_caller]
     fn run(&self, command: &str) -> String {
         let begin = Instant::now();
-        let script = format!("LD_PRELOAD=/{PLACE}/libkfd_preload.so exec {command}");
-        let asked = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &script]).limit(LIMIT);
+        let asked = user(&on_library("", command)).limit(LIMIT);
         let output = self.guest.run(&asked).unwrap();
         let output =
             output.checked().unwrap_or_else(|error| panic!("{command}: {error:#}\n{}", self.daemon.report()));
@@ -75,8 +74,8 @@ impl Stack {
 fn system_wide(stack: &Stack, sets: impl Iterator<Item = &'static str>) {
     stack.root(&format!("echo /{PLACE}/libkfd_preload.so > /etc/ld.so.preload"));
     for set in sets {
-        let asked = Command::new("su").args(&["-s", "/bin/sh", "user", "-c", &command(set, "rocminfo")]);
-        let ours = stack.guest.run(&asked.limit(LIMIT)).unwrap().checked().unwrap().text();
+        let asked = user(&command(set, "rocminfo")).limit(LIMIT);
+        let ours = stack.guest.run(&asked).unwrap().checked().unwrap().text();
         let native = stack.native(set, Path::new("rocminfo"), &[]);
         assert_eq!(gpus(&native).len(), 1, "{set}");
         for (native, ours) in gpus(&native).iter().zip(&gpus(&ours)) {
@@ -95,9 +94,9 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
     need!(artifacts.image());
     need!(artifacts.program("vhost-user-kfd"));
     need!(artifacts.program("libkfd_model_preload.so"));
-    let library = need!(artifacts.program("libkfd_preload.so"));
+    need!(artifacts.program("libkfd_preload.so"));
     let headers = need!(artifacts.packages("rocm-trixie"));
-    builder.overlay().file(&format!("{PLACE}/libkfd_preload.so"), &library).unwrap();
+    add_library(&artifacts, builder.overlay()).unwrap();
     let processes = CProgram::compile_alone(&headers, &source("seam.c")).unwrap();
     builder.overlay().file(&format!("{PLACE}/seam"), processes.path()).unwrap();
     let mut programs = Vec::new();
@@ -121,12 +120,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         programs.push((set, program, others));
     }
     let daemon = Daemon::start(&artifacts, &format!("model:{PROFILE}"), &[]).unwrap();
-    let guest = builder
-        .memory_mib(1536)
-        .limit(4 * LIMIT)
-        .vhost_user_gpu(daemon.socket())
-        .boot()
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.report()));
+    let guest = builder.memory_mib(1536).limit(4 * LIMIT).boot_on(&daemon).unwrap();
     let stack = Stack { artifacts, daemon, guest };
     stack.root(&format!("chmod 666 /dev/dri/renderD*; chmod -R a+rX /{PLACE}"));
     for (set, program, others) in &programs {

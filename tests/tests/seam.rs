@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use virtio_kfd_tests::c_program::Place;
 use virtio_kfd_tests::native::{INSIDE, runtime, text};
+use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::rocminfo::{gpus, system};
 use virtio_kfd_tests::transcript::{Outcome, compare};
-use virtio_kfd_tests::{Artifacts, CProgram, Daemon, SharedVm, Under, need};
+use virtio_kfd_tests::{Artifacts, CProgram, Daemon, Runtime, SharedVm, Under, need};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -25,11 +26,7 @@ fn sets() -> impl Iterator<Item = &'static str> {
 
 macro_rules! parts {
     ($artifacts:ident) => {
-        let $artifacts = need!(Artifacts::find());
-        need!($artifacts.program("vhost-user-kfd"));
-        need!($artifacts.program("libkfd_model_preload.so"));
-        need!($artifacts.program("libkfd_preload.so"));
-        need!($artifacts.program("kfd-loopback-vm"));
+        let $artifacts = need!(Artifacts::for_daemon(&["libkfd_preload.so", "kfd-loopback-vm"], &[]));
     };
 }
 
@@ -78,9 +75,22 @@ fn other_boards_are_the_same_natively_and_in_loopback() {
 }
 
 fn source(name: &str) -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    package.join("tests/c").join(name)
+    package_path("tests/c").join(name)
+}
+
+/// A set's runtime and a program on its API. None, and a line that says so, without the package set: a suite that has moved on
+/// must not fail the others.
+fn on_rocr(artifacts: &Artifacts, set: &str, file: &str) -> Option<(Runtime, CProgram)> {
+    match artifacts.packages(set) {
+        Ok(root) => {
+            let program = CProgram::compile_for_rocr(&root, &source(file), Place::Guest).unwrap();
+            Some((runtime(artifacts, set).unwrap(), program))
+        }
+        Err(error) => {
+            println!("SKIP: package set {set}: {error:#}");
+            None
+        }
+    }
 }
 
 /// ROCr's public API with the thunk inside: copies byte by byte, barriers, waits, queue errors (see `rocr.rs`).
@@ -88,15 +98,7 @@ fn source(name: &str) -> PathBuf {
 fn copies_barriers_and_waits_are_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let root = match artifacts.packages(set) {
-            Ok(root) => root,
-            Err(error) => {
-                println!("SKIP: package set {set}: {error:#}");
-                continue;
-            }
-        };
-        let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("rocr"), Place::Guest).unwrap();
+        let Some((runtime, program)) = on_rocr(&artifacts, set, "rocr") else { continue };
         let run = |under: &Under<'_>| -> anyhow::Result<Outcome> {
             let text = text(under.command(&runtime, program.path())?, LIMIT)?;
             Ok(Outcome { lines: text.lines().map(str::to_owned).collect(), error: None })
@@ -122,19 +124,21 @@ fn copies_barriers_and_waits_are_as_natively() {
 
 /// What a program prints in loop-back, which is what it prints natively. None, and a line that says so, without the package set.
 #[track_caller]
-fn as_natively(artifacts: &Artifacts, set: &str, file: &str) -> Option<String> {
-    let root = match artifacts.packages(set) {
-        Ok(root) => root,
-        Err(error) => {
-            println!("SKIP: package set {set}: {error:#}");
-            return None;
-        }
+fn as_natively(
+    artifacts: &Artifacts,
+    set: &str,
+    profile: &str,
+    file: &str,
+    arguments: &[&str],
+) -> Option<String> {
+    let (runtime, program) = on_rocr(artifacts, set, file)?;
+    let run = |under: &Under<'_>| {
+        let mut command = under.command(&runtime, program.path()).unwrap();
+        command.args(arguments);
+        text(command, LIMIT)
     };
-    let runtime = runtime(artifacts, set).unwrap();
-    let program = CProgram::compile_for_rocr(&root, &source(file), Place::Guest).unwrap();
-    let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
-    let native = run(&Under::model(artifacts, "gfx906").unwrap()).unwrap();
-    let daemon = Daemon::start(artifacts, "model:gfx906", &[]).unwrap();
+    let native = run(&Under::model(artifacts, profile).unwrap()).unwrap();
+    let daemon = Daemon::start(artifacts, &format!("model:{profile}"), &[]).unwrap();
     let ours = run(&Under::seam(artifacts, daemon.socket()).unwrap())
         .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
     assert_eq!(native, ours, "{set}");
@@ -146,7 +150,7 @@ fn as_natively(artifacts: &Artifacts, set: &str, file: &str) -> Option<String> {
 fn virtual_memory_is_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let Some(ours) = as_natively(&artifacts, set, "vmem.c") else { continue };
+        let Some(ours) = as_natively(&artifacts, set, "gfx906", "vmem.c", &[]) else { continue };
         for done in ["came back: 1", "it has moved: 1", "and is another one: 1", "offset 0, size 1"] {
             assert!(ours.contains(done), "{set}: {done}:\n{ours}");
         }
@@ -159,7 +163,7 @@ fn virtual_memory_is_as_natively() {
 fn many_buffers_are_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let Some(ours) = as_natively(&artifacts, set, "many.c") else { continue };
+        let Some(ours) = as_natively(&artifacts, set, "gfx906", "many.c", &[]) else { continue };
         assert!(ours.contains("by 4 threads: 0 wrong\n") && ours.ends_with("= end\n"), "{set}:\n{ours}");
     }
 }
@@ -169,7 +173,7 @@ fn many_buffers_are_as_natively() {
 fn thirty_starts_are_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let Some(ours) = as_natively(&artifacts, set, "starts.c") else { continue };
+        let Some(ours) = as_natively(&artifacts, set, "gfx906", "starts.c", &[]) else { continue };
         let round = |round: u32| {
             format!(
                 "start {round}: 0\na GPU: 1\nmemory: 0\nqueue: 0\nqueue ends: 0\nmemory ends: 0\nend {round}: 0\n"
@@ -187,25 +191,7 @@ fn thirty_starts_are_as_natively() {
 fn exceptions_of_queues_are_as_natively() {
     parts!(artifacts);
     for set in INSIDE {
-        let root = match artifacts.packages(set) {
-            Ok(root) => root,
-            Err(error) => {
-                println!("SKIP: package set {set}: {error:#}");
-                continue;
-            }
-        };
-        let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("rocr"), Place::Guest).unwrap();
-        let run = |under: &Under<'_>| {
-            let mut command = under.command(&runtime, program.path()).unwrap();
-            command.arg("dispatches");
-            text(command, LIMIT)
-        };
-        let native = run(&Under::model(&artifacts, "gfx906").unwrap()).unwrap();
-        let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
-        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
-            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
-        assert_eq!(native, ours, "{set}");
+        let Some(ours) = as_natively(&artifacts, set, "gfx906", "rocr", &["dispatches"]) else { continue };
         assert_eq!(ours, expected::dispatches("gfx906"), "{set}");
     }
 }
@@ -222,21 +208,8 @@ fn a_second_start_is_as_natively_without_a_debugger() {
     assert_ne!(text_of, old);
     std::fs::write(&profile, old).unwrap();
     for set in INSIDE {
-        let root = match artifacts.packages(set) {
-            Ok(root) => root,
-            Err(error) => {
-                println!("SKIP: package set {set}: {error:#}");
-                continue;
-            }
-        };
-        let runtime = runtime(&artifacts, set).unwrap();
-        let program = CProgram::compile_for_rocr(&root, &source("twice.c"), Place::Guest).unwrap();
-        let run = |under: &Under<'_>| text(under.command(&runtime, program.path()).unwrap(), LIMIT);
-        let native = run(&Under::model(&artifacts, profile.to_str().unwrap()).unwrap()).unwrap();
-        let daemon = Daemon::start(&artifacts, &format!("model:{}", profile.display()), &[]).unwrap();
-        let ours = run(&Under::seam(&artifacts, daemon.socket()).unwrap())
-            .unwrap_or_else(|error| panic!("{set}: {error:#}\n{}", daemon.report()));
-        assert_eq!(native, ours, "{set}");
+        let profile = profile.to_str().unwrap();
+        let Some(ours) = as_natively(&artifacts, set, profile, "twice.c", &[]) else { continue };
         assert!(
             ours.starts_with("start 0: 0\nend 0: 0\nstart 1: ") && !ours.contains("start 1: 0\n"),
             "{set}:\n{ours}"
