@@ -71,6 +71,9 @@ const MEMORY_FILES: [&[u8]; 3] =
 /// Bytes of the smallest page of x86-64.
 const PAGE: u64 = 4096;
 
+/// Bytes of addresses that a process of x86-64 has for maps without asking for more (`DEFAULT_MAP_WINDOW`).
+const ADDRESSES: u64 = (1 << 47) - PAGE;
+
 /// `mmap(2)`.
 ///
 /// # Safety
@@ -111,6 +114,9 @@ pub unsafe fn mmap(
         // What the kernel looks at before a driver sees the call (`sys_mmap`, `do_mmap()`).
         if !request.offset.is_multiple_of(PAGE) || request.length == 0 {
             return Err(Errno::EINVAL);
+        }
+        if request.length > ADDRESSES {
+            return Err(Errno::ENOMEM);
         }
         let served = device.instance.call(|service| service.map(device.file, &request, address as u64))?;
         if let Some(address) = served {

@@ -55,6 +55,9 @@ void test_mmap(void)
     CHECK(munmap(map, 8192) == 0 && munmap(again, 4096) == 0);
     FAILS(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 64 * 4096), EINVAL);
     FAILS(mmap(NULL, 0, PROT_READ, MAP_SHARED, fd, 0), EINVAL);
+    /* do_mmap(), before the driver sees it. */
+    FAILS(mmap(NULL, SIZE_MAX, PROT_READ, MAP_SHARED, fd, 0), ENOMEM);
+    FAILS(mmap(NULL, (size_t)1 << 47, PROT_READ, MAP_SHARED, fd, 0), ENOMEM);
     CHECK(close(fd) == 0);
 
     /* Ordinary maps are untouched. */
