@@ -6,6 +6,10 @@ mod blobs;
 mod calls;
 mod frames;
 mod ioctls;
+mod machine;
+mod metadata;
+mod runtimes;
+mod streams;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -96,6 +100,11 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("impossible buffers", calls::impossible_buffers),
     ("events of others", calls::events_of_others),
     ("impossible waits", calls::impossible_waits),
+    ("runtimes and save areas", runtimes::areas),
+    ("heads of save areas", runtimes::heads),
+    ("streams of others", streams::of_others),
+    ("waits for streams", streams::waits),
+    ("metadata of buffers", metadata::all),
     ("impossible blobs", blobs::impossible),
     ("host blobs of unknown buffers", blobs::unknown_buffers),
     ("fragmented guest blob", blobs::fragmented),

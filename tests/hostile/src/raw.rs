@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -130,6 +131,28 @@ impl View {
         // SAFETY: both ranges are `length` bytes long: the source was cut to the mapping, the target made so.
         unsafe { std::ptr::copy_nonoverlapping(self.pointer(from), bytes.as_mut_ptr(), length) };
         bytes
+    }
+
+    /// The 64-bit word at a byte offset, a multiple of 8.
+    pub fn load(&self, offset: u64) -> u64 {
+        self.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Writes the 64-bit word at a byte offset, a multiple of 8.
+    pub fn store(&self, offset: u64, value: u64) {
+        if let Some(word) = self.word(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(8))?;
+        if offset.checked_add(8)? > self.length {
+            return None;
+        }
+        // SAFETY: the word lies within the mapping, which is aligned to pages, readable and writable, and lives as long as `self`. The
+        // host changes it at any time, which an atomic bears.
+        unsafe { self.pointer(offset).cast::<AtomicU64>().as_ref() }
     }
 
     fn pointer(&self, offset: usize) -> *mut u8 {
