@@ -73,12 +73,12 @@ impl GuestKfd {
         })
     }
 
-    /// Which open render node a descriptor of the process is; `None` for anything else.
-    pub(crate) fn render_node(&self, descriptor: u32) -> Option<usize> {
+    /// Which open render node a descriptor of the process is, and of which GPU, by its index; `None` for anything else.
+    pub(crate) fn render_node(&self, descriptor: u32) -> Option<(FileId, usize)> {
         let number = i32::try_from(descriptor).ok().filter(|number| *number >= 0)?;
         match lock(&self.files).of_descriptor(number)? {
-            OpenFile::Render(index) => Some(index),
-            OpenFile::Kfd => None,
+            (file, OpenFile::Render(index)) => Some((file, index)),
+            (_, OpenFile::Kfd) => None,
         }
     }
 }

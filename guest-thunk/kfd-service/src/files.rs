@@ -19,6 +19,8 @@ type Known = (OpenFile, (u64, u64));
 pub struct Files {
     open: BTreeMap<FileId, Known>,
     last: u64,
+    /// The render nodes by which the process acquired the memory of GPUs, by their index: for good, as amdkfd keeps the file.
+    acquired: BTreeMap<usize, FileId>,
 }
 
 impl Files {
@@ -38,11 +40,29 @@ impl Files {
     }
 
     /// What a descriptor of the process is.
-    pub fn of_descriptor(&self, number: i32) -> Option<OpenFile> {
+    pub fn of_descriptor(&self, number: i32) -> Option<(FileId, OpenFile)> {
         // SAFETY: the borrow is used for one call, which fails or tells of whatever the number is then.
         let status = fstat(unsafe { BorrowedFd::borrow_raw(number) }).ok()?;
         let identity = (status.st_dev, status.st_ino);
-        self.open.values().find(|(_, known)| *known == identity).map(|(what, _)| *what)
+        self.open.iter().find(|(_, (_, known))| *known == identity).map(|(file, (what, _))| (*file, *what))
+    }
+
+    /// Notes that `file` acquires the memory of the GPU `index`, and whether it is the first to. EBUSY when another file has
+    /// (`kfd_ioctl_acquire_vm()`).
+    pub fn acquire(&mut self, index: usize, file: FileId) -> Result<bool> {
+        match self.acquired.get(&index) {
+            Some(acquired) if *acquired != file => Err(Errno::EBUSY),
+            Some(_) => Ok(false),
+            None => {
+                self.acquired.insert(index, file);
+                Ok(true)
+            }
+        }
+    }
+
+    /// It failed after all.
+    pub fn not_acquired(&mut self, index: usize) {
+        self.acquired.remove(&index);
     }
 
     /// Closes one.

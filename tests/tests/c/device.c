@@ -437,6 +437,11 @@ static const char *memory(int fd, __u32 id, __u32 flags, void *host)
 	return "ok";
 }
 
+static const char *acquires(int fd, struct kfd_ioctl_acquire_vm_args *vm)
+{
+	return ioctl(fd, AMDKFD_IOC_ACQUIRE_VM, vm) ? name(errno) : "ok";
+}
+
 // No ioctl of a device takes a descriptor, so that a process that has no more can go on.
 static void exhausted(void)
 {
@@ -444,7 +449,18 @@ static void exhausted(void)
 	int fd = open("/dev/kfd", O_RDWR | O_CLOEXEC), drm = open(node, O_RDWR | O_CLOEXEC);
 	__u32 id = gpu();
 	struct kfd_ioctl_acquire_vm_args vm = {.drm_fd = drm, .gpu_id = id};
-	expect("ok", "acquire: %s", ioctl(fd, AMDKFD_IOC_ACQUIRE_VM, &vm) ? name(errno) : "ok");
+	expect("ok", "acquire: %s", acquires(fd, &vm));
+	expect("ok", "again: %s", acquires(fd, &vm));
+	/* kfd_ioctl_acquire_vm(): the file is kept, whatever becomes of its descriptors. */
+	vm.drm_fd = dup(drm);
+	expect("ok", "by a copy: %s", acquires(fd, &vm));
+	int other = open(node, O_RDWR | O_CLOEXEC);
+	close(vm.drm_fd);
+	vm.drm_fd = other;
+	expect("EBUSY", "by another file: %s", acquires(fd, &vm));
+	close(drm);
+	expect("EBUSY", "with the first one closed: %s", acquires(fd, &vm));
+	drm = other;
 	struct rlimit limit;
 	getrlimit(RLIMIT_NOFILE, &limit);
 	rlim_t before = limit.rlim_cur;

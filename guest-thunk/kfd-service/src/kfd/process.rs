@@ -1,5 +1,6 @@
 //! What belongs to the process as a whole.
 
+use guest_thunk::thunk::lock::lock;
 use guest_thunk::thunk::process::clock_counters;
 use kfd_abi::aperture::{
     GetProcessAperturesArgs, GetProcessAperturesNewArgs, NUM_OF_SUPPORTED_GPUS, ProcessDeviceApertures,
@@ -95,14 +96,19 @@ impl Call<'_> {
         })
     }
 
-    /// The host's worker takes its own render node.
+    /// The host's worker takes its own render node. The process keeps the one that it named first, as for the kernel: a runtime that was
+    /// unloaded and is loaded anew must not go on with what its first self has left.
     pub(super) fn acquire_vm(&self) -> Result<i32> {
         self.run(|arguments: &mut AcquireVmArgs| {
-            let node = self.kfd.render_node(arguments.drm_fd).ok_or(Errno::EINVAL)?;
+            let (file, node) = self.kfd.render_node(arguments.drm_fd).ok_or(Errno::EINVAL)?;
             let gpu = self.kfd.gpus.get(node).filter(|gpu| gpu.gpu_id.0 == arguments.gpu_id);
             let gpu_id = gpu.ok_or(Errno::EINVAL)?.gpu_id;
-            self.kfd.client.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[], 0).map_err(errno)?;
-            Ok(())
+            let first = lock(&self.kfd.files).acquire(node, file)?;
+            let answer = self.kfd.client.call::<AcquireVm>(&GpuRequest { gpu_id, pad: 0 }, &[], 0);
+            if answer.is_err() && first {
+                lock(&self.kfd.files).not_acquired(node);
+            }
+            answer.map(|_| ()).map_err(errno)
         })
     }
 
