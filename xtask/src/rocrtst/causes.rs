@@ -23,8 +23,8 @@ pub const CAUSES: &[Cause] = &[
         test: "rocrtstFunc.Max_Reference_Count",
         ends: "time-out",
         sometimes: true,
-        why: "the test calls hsa_init 2147483647 times and hsa_shut_down as often; no GPU has to do with that. It passed in 21 \
-              minutes on two CPUs with 20 other programs that wanted them",
+        why: "the test calls hsa_init 2147483647 times and hsa_shut_down as often; no GPU has to do with that. It takes 49 s \
+              where nothing else has the CPU, 21 minutes beside 20 other programs on two CPUs",
     },
     Cause {
         test: "rocrtstFunc.DISABLED_CU_Masking",
@@ -60,20 +60,21 @@ pub const CAUSES: &[Cause] = &[
         ends: "time-out",
         sometimes: true,
         why: "for each pair of pools 13 copies there and back of each of 20 sizes up to 512 MiB, 26 GiB in all, which are \
-              compared on the CPU. 20 minutes were not enough where other programs left the test 3 % of a CPU",
+              compared on the CPU. It takes 154 s where nothing else has the two CPUs; 20 minutes were not enough where other \
+              programs left it 3 % of one",
     },
     Cause {
         test: "rocrtstPerf.Memory_Async_Copy_On_Engine",
         ends: "time-out",
         sometimes: true,
-        why: "as Memory_Async_Copy, for each engine",
+        why: "as Memory_Async_Copy, for each engine: 117 s where nothing else has the two CPUs",
     },
     Cause {
         test: "rocrtstPerf.ENQUEUE_LATENCY",
         ends: "time-out",
         sometimes: true,
-        why: "121 rounds of 100000 kernels that do nothing; it passed in 4.5 minutes on two CPUs with 20 other programs that wanted \
-              them",
+        why: "121 rounds of 100000 kernels that do nothing: 17 s where nothing else has the two CPUs, 4.5 minutes beside 20 other \
+              programs",
     },
     Cause {
         test: "rocrtstPerf.DISABLED_Memory_Async_Copy_NUMA",

@@ -7,6 +7,11 @@ use crate::gtest::rows::{self, Known, Row, summary};
 /// end the runtime from many threads at once.
 const FLAKY: &str = "rocrtstFunc.Concurrent_Init";
 
+/// What is known of them.
+const FLAKY_BECAUSE: &str = "threads start the runtime and shut it down at once, and the outcome changes from run to run: on a loaded \
+                             machine the shutdown test passed 28 times of 30 natively and 27 of 30 in loop-back, and failed in both \
+                             at concurrent_init_shutdown.cc:63 or crashed";
+
 /// Why tests end otherwise on our stack, where that is known and stays so for now.
 const KNOWN: Known = &[(
     "rocrtstPerf.DISABLED_Memory_Async_Copy_NUMA",
@@ -57,7 +62,9 @@ pub fn page(about: &About, rows: &[Row]) -> String {
          workers; a test's processes share one VM (`kfd-loopback-vm`).\n\
          - Each test runs in a process and a process group of its own, which is killed at the end, with a limit of \
          {limit} s, on our stack {patience} times as much for a test that ends natively; tests at a time: {jobs}. The daemon is started again after \
-         each test that does not pass.\n\n\
+         each test that does not pass.\n\
+         - In a QEMU guest, through `kfd-run`, five of these tests run in CI and twenty more where asked for \
+         (`tests/tests/qemu_rocrtst.rs`).\n\n\
          **pass**: the test ran to its end and all its checks held. **skip**: it returned early of its own will. **fail**: \
          a check failed; the note has its place. **crash**: a signal ended it. **time-out**: it was killed at its limit. A \
          test that does not pass natively says nothing about our stack; `{FLAKY}*` may fail in either place.\n\n\
@@ -71,6 +78,7 @@ pub fn page(about: &About, rows: &[Row]) -> String {
 /// The tests that do not pass natively, each with the cause if it is known, and the causes that do not hold any more.
 fn unpassed(rows: &[Row]) -> String {
     let line = |row: &Row| match known(row, CAUSES) {
+        _ if is_flaky(&row.test) => format!("- {row}: {FLAKY_BECAUSE}\n"),
         Cause::Cause(why) => format!("- {row}: {why}\n"),
         Cause::Otherwise(ends) => format!("- {row}: **not explained**; what is known explains `{ends}`\n"),
         Cause::Nothing => format!("- {row}: **not explained**\n"),
