@@ -110,7 +110,7 @@ fn runtimes_with_the_thunk_inside_in_a_guest() {
         };
         let program = CProgram::compile_for_rocr(&root, &source("rocr"), Place::Guest).unwrap();
         install(&artifacts, set, program.path(), "rocr", builder.overlay()).unwrap();
-        let others = ["vmem", "many", "starts"].map(|name| {
+        let others = ["vmem", "many", "starts", "waves"].map(|name| {
             let file = source(&format!("{name}.c"));
             let program = CProgram::compile_for_rocr(&root, &file, Place::Guest).unwrap();
             install(&artifacts, set, program.path(), name, builder.overlay()).unwrap();

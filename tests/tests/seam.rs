@@ -196,6 +196,22 @@ fn exceptions_of_queues_are_as_natively() {
     }
 }
 
+/// Arguments of ioctls in memory that GPUs share, where the kernel copies them as any others; in a guest they have no pages that a
+/// process could be read by from outside (`qemu_seam`).
+#[test]
+fn arguments_in_shared_memory_are_as_natively() {
+    parts!(artifacts);
+    for set in INSIDE {
+        let Some(ours) = as_natively(&artifacts, set, "gfx906", "waves.c", &[]) else { continue };
+        // A queue that stands still has its waves' state, one that runs has none (`dqm get_wave_state`).
+        let states = ours.matches("its waves: ok, ").count();
+        assert!(
+            ours.starts_with("version: ok 1\nevent: ok\nset: ok\nwait: ok 0\n") && states >= 1,
+            "{set}:\n{ours}"
+        );
+    }
+}
+
 /// A second start of the runtime in one process does what it does natively on a GPU whose firmware cannot be debugged (amdkfd asks
 /// the gfx906 for firmware 459 of the MEC): on ROCr 6.4.3 and 7.2.4 it fails.
 #[test]
