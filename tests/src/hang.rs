@@ -56,7 +56,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sleep");
         command.arg("600");
-        let limit = Duration::from_millis(300);
+        let limit = Duration::from_secs(3);
         let kept = Keeper::start(command, &directory.path().join("log"), limit).unwrap();
         let pid = kept.pid();
         let threads = kept.threads_at_limit();

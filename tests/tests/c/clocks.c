@@ -23,6 +23,17 @@ static struct pair read_pair(void) {
     return pair;
 }
 
+// The narrowest of many: on a machine that has other work a call can be held up in its middle.
+static struct pair narrow_pair(void) {
+    struct pair best = read_pair();
+    for (int i = 0; i < 100 && best.width > 20e3; i++) {
+        struct pair pair = read_pair();
+        if (pair.width < best.width)
+            best = pair;
+    }
+    return best;
+}
+
 static const char *yes(int is) { return is ? "yes" : "no"; }
 
 static void whose(void) {
@@ -85,9 +96,9 @@ int main(void) {
     printf("packets begin after the end of those before: %s\n", yes(after_each_other));
 
     // Intervals between packets, each told by the pair that is the latest at its end, as runtimes do it.
-    struct pair first = read_pair(), pair = first;
+    struct pair first = narrow_pair();
     usleep(300 * 1000);
-    pair = read_pair();
+    struct pair pair = narrow_pair();
     double per_nanosecond = rate(&first, &pair), worst = 0, uncertain = 0;
     printf("the GPU counts at %.0f MHz\n", per_nanosecond * 1e3);
     int right = 1;
