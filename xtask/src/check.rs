@@ -8,7 +8,7 @@ use virtio_kfd_images::{Cache, Fetcher, recipe};
 use crate::report::Tally;
 use crate::test::{HEADERS_VARIABLE, headers};
 use crate::workspace::{Workspace, run as run_command};
-use crate::{direction, docs, hygiene, licences, thunk, variables};
+use crate::{direction, docs, hygiene, licences, links, thunk, variables};
 
 /// Options of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -32,6 +32,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("direction", direction),
     ("hygiene", hygiene),
     ("variables", variables),
+    ("links", links),
     ("licences", licences),
     ("advisories", advisories),
     ("clippy", clippy),
@@ -102,6 +103,14 @@ fn variables(workspace: &Workspace) -> Result<Verdict> {
         return Ok(Verdict::Skipped(format!("{error:#}")));
     }
     none(&variables::findings(workspace.root())?)
+}
+
+/// Links of the documents lead somewhere.
+fn links(workspace: &Workspace) -> Result<Verdict> {
+    if let Err(error) = hygiene::possible(workspace.root()) {
+        return Ok(Verdict::Skipped(format!("{error:#}")));
+    }
+    none(&links::findings(workspace.root())?)
 }
 
 fn licences(workspace: &Workspace) -> Result<Verdict> {

@@ -11,6 +11,7 @@ mod hygiene;
 mod image;
 mod kfdtest;
 mod licences;
+mod links;
 mod packages;
 mod report;
 mod rocrtst;
@@ -38,7 +39,7 @@ enum Command {
     Demo(demo::Options),
     /// Run all tests.
     Test(test::Options),
-    /// Check formatting, lints, dependency direction, ABI, exports, licences, repository hygiene and what the documents say of variables.
+    /// Check formatting, lints, dependency direction, ABI, exports, licences, repository hygiene, links of the documents and what they say of variables.
     Check(check::Options),
     /// Write the pages of docs/ that are generated from code.
     Docs(docs::Options),
