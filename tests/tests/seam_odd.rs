@@ -67,9 +67,10 @@ fn a_runtime_that_is_unloaded_starts_once_as_natively() {
     }
 }
 
-/// Cases C38, C42 and C46 with AMD's thunk: what it makes of the errors, the counts and the doorbells that it is given.
+/// Cases C26, C29, C38, C42 and C46 with AMD's thunk: what it makes of the errors, the counts, the doorbells and the page of events that it
+/// is given.
 #[test]
-fn amds_thunk_is_refused_and_counted_as_natively() {
+fn amds_thunk_does_as_natively() {
     parts!(artifacts);
     let root = need!(artifacts.packages("rocm-trixie"));
     let printed = |name: &str, arguments: &[&str]| {
@@ -83,6 +84,10 @@ fn amds_thunk_is_refused_and_counted_as_natively() {
     let queues = printed("queue_table.c", &[]);
     for line in ["a ring of 3000 bytes: ERROR", "32 doorbells: 0 not aligned, 0 twice, within 8 KiB: yes"] {
         assert!(queues.lines().any(|found| found == line), "{line}:\n{queues}");
+    }
+    let events = printed("events.c", &[]);
+    for line in ["an event from before the topology has a slot: 1", "one of three sleepers: SUCCESS, soon"] {
+        assert!(events.lines().any(|found| found == line), "{line}:\n{events}");
     }
     let opens = printed("openclose.c", &["20"]);
     for line in ["open again: KERNEL_ALREADY_OPENED", "8 threads: 0 failed calls"] {

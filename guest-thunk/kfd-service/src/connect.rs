@@ -66,6 +66,7 @@ impl GuestKfd {
             buffers: Buffers::default(),
             doorbells: Doorbells::new(&client),
             queues: Queues::default(),
+            event_page: EventPage::default(),
             files: Mutex::default(),
             tree,
             gpus,

@@ -19,6 +19,7 @@ mod buffers;
 mod connect;
 mod dma_buf;
 mod doorbells;
+mod event_page;
 mod failure;
 mod files;
 pub mod fresh;
@@ -48,6 +49,7 @@ use nix::errno::Errno;
 
 use self::buffers::Buffers;
 use self::doorbells::Doorbells;
+use self::event_page::EventPage;
 use self::files::Files;
 use self::gem::Objects;
 use self::kfd::Queues;
@@ -68,6 +70,7 @@ pub struct GuestKfd {
     settings: Settings,
     doorbells: Arc<Doorbells>,
     queues: Queues,
+    event_page: EventPage,
     files: Mutex<Files>,
     tree: Tree,
     gpus: Vec<Gpu>,
@@ -142,16 +145,18 @@ impl KfdService for GuestKfd {
             OpenFile::Kfd => match MmapType::of(request.offset) {
                 MmapType::Doorbell if !self.has_gpu(request.offset) => Err(Errno::ENODEV),
                 MmapType::Doorbell => self.doorbells.map(request, address).map(Some),
+                MmapType::Events => Ok(None),
                 // Memory that only the host's process can map.
                 MmapType::Mmio | MmapType::ReservedMem if !self.has_gpu(request.offset) => Err(Errno::ENODEV),
-                MmapType::Mmio | MmapType::ReservedMem | MmapType::Events => Err(Errno::EINVAL),
+                MmapType::Mmio | MmapType::ReservedMem => Err(Errno::EINVAL),
             },
             OpenFile::Render(_) => self.buffers.map(&self.client, request, address).map(Some),
         }
     }
 
-    fn mmap(&self, _file: FileId, _request: &MapRequest) -> Result<MapSource> {
-        Err(Errno::ENODEV)
+    /// What [`map`](Self::map) has left: the page of events.
+    fn mmap(&self, _file: FileId, request: &MapRequest) -> Result<MapSource> {
+        self.event_page.show(request)
     }
 
     fn release(&self, file: FileId) {

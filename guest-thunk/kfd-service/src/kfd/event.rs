@@ -53,6 +53,9 @@ impl Call<'_> {
             arguments.event_trigger_data = answer.trigger_data;
             arguments.event_page_offset = 0;
             if is_signal(answer.event_id.0) {
+                if event_page == Handle::NONE {
+                    self.kfd.event_page.begin();
+                }
                 arguments.event_page_offset = KFD_MMAP_TYPE_EVENTS;
                 arguments.event_slot_index = answer.slot_index;
             }
