@@ -2,6 +2,7 @@
 //! included, into a status. What the functions can do stands in one table, of which docs/coverage.md is made.
 
 pub mod caller;
+mod cancellation;
 pub mod debug;
 pub mod dtif;
 pub mod event;
@@ -22,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsakmt_abi::status::HsakmtStatus;
 
+use self::cancellation::Uncancelled;
 pub use self::coverage::coverage_page;
 use crate::thunk::refusal::{Level, Outcome, say};
 
@@ -69,8 +71,9 @@ pub const LIBDRM: &[&[&str]] = &[render::LIBDRM, libdrm::DONE];
 /// Those that answer `-EOPNOTSUPP` for our handles.
 pub const LIBDRM_REFUSED: &[&str] = libdrm::REFUSED;
 
-/// Runs a call's logic. Nothing unwinds into C.
+/// Runs a call's logic. Nothing unwinds into C, and no cancellation of the thread out of it.
 fn boundary(name: &'static str, logic: impl FnOnce() -> Outcome<()>) -> HsakmtStatus {
+    let _uncancelled = Uncancelled::enter();
     match catch_unwind(AssertUnwindSafe(logic)) {
         Ok(Ok(())) => HsakmtStatus::SUCCESS,
         Ok(Err(refusal)) => {

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use hsakmt_abi::status::HsakmtStatus;
 use kfd_abi::drm::amdgpu::GemMmap;
 
+use super::cancellation::Uncancelled;
 use super::exports;
 use super::pointer::{Address, Out, descriptor, number};
 use crate::thunk::open;
@@ -168,6 +169,7 @@ pub(super) use pass_on;
 
 /// What the functions of libdrm answer: 0 or a negative errno.
 fn libdrm(name: &str, logic: impl FnOnce() -> Outcome<()>) -> c_int {
+    let _uncancelled = Uncancelled::enter();
     match catch_unwind(AssertUnwindSafe(logic)) {
         Ok(Ok(())) => 0,
         Ok(Err(refusal)) => {
@@ -200,6 +202,7 @@ pub unsafe extern "C" fn amdgpu_query_gpu_info(dev: Address, info: Out<AmdgpuGpu
 
 /// What the functions on buffers answer: 0 or a negative errno.
 pub(super) fn on_bo(name: &str, logic: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    let _uncancelled = Uncancelled::enter();
     match catch_unwind(AssertUnwindSafe(logic)) {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => {
