@@ -84,10 +84,14 @@ impl Exports {
     /// What a dma-buf stands for.
     pub(super) fn find(&self, dma_buf: BorrowedFd<'_>) -> Result<Arc<Resource>> {
         self.sweep();
-        // A file that somebody else serves may take its time to tell: not under the lock.
+        let foreign = TransportError::NotSupported("a descriptor that is no dma-buf of this VM");
+        // The kernel has them of memory files alone. Any other file may be one that a process serves, which need not answer.
+        if fcntl(dma_buf, FcntlArg::F_GET_SEALS).is_err() {
+            return Err(foreign);
+        }
         let identity = identity(dma_buf)?;
         let found = self.all().get(&identity).map(|(_, resource)| Arc::clone(resource));
-        found.ok_or(TransportError::NotSupported("a descriptor that is no dma-buf of this VM"))
+        found.ok_or(foreign)
     }
 
     /// Forgets what no descriptor stands for any more.
@@ -121,6 +125,12 @@ mod tests {
         let mut child = command.stdout(copy).spawn().unwrap();
         drop(command);
         assert_eq!(nix::unistd::write(&given, b"x"), Err(Errno::EPERM));
+        let exports = Exports::default();
+        let foreign = |file: BorrowedFd<'_>| exports.find(file).map(|_| ()).unwrap_err().to_string();
+        let null = File::open("/dev/null").unwrap();
+        for file in [given.as_fd(), null.as_fd()] {
+            assert!(foreign(file).contains("no dma-buf of this VM"), "{}", foreign(file));
+        }
         let file = File::from(given);
         assert_eq!(file.set_len(1).unwrap_err().raw_os_error(), Some(libc::EPERM));
         let at = super::super::ram::map_file(
