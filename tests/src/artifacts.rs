@@ -69,6 +69,18 @@ impl Artifacts {
         Ok(artifacts)
     }
 
+    /// As [`for_daemon`](Self::for_daemon), with what a guest needs: agent, QEMU and the base image.
+    ///
+    /// # Errors
+    /// What has not been built or is not in the cache.
+    pub fn for_guest(programs: &[&str], sets: &[&str]) -> Result<Self> {
+        let artifacts = Self::for_daemon(programs, sets)?;
+        artifacts.agent()?;
+        artifacts.qemu()?;
+        artifacts.image()?;
+        Ok(artifacts)
+    }
+
     /// The artifacts of a build in the cargo target directory `target`.
     pub fn of_workspace(target: &Path, cache: &Cache) -> Self {
         Self { cache: cache.clone(), target: target.to_owned() }

@@ -175,6 +175,18 @@ pub fn in_guest(
     Ok(outcome)
 }
 
+/// What tests/c/forks.c prints (cases C32 and C34): whatever a child does, it ends well or is refused, and the parent goes on.
+pub const FORKS: &str = "fork before the first use: 0
+fork and exec: 0
+fork and a call without opening again is refused: 0
+the parent afterwards: SUCCESS
+fork and opening again: 0
+the parent afterwards: SUCCESS
+children that failed while threads were in the library: 0 of 25
+the parent at the end: SUCCESS
+close: SUCCESS
+";
+
 /// What tests/c/rounds.c prints when nothing is left behind.
 pub const ROUNDS_LEAVE: &str =
     "failed calls: 0\nwrong bytes: 0\ndescriptors: +0\nmaps: as before\nVRAM: 0 MiB less\nclose: SUCCESS\n";

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use virtio_kfd_protocol::calls::*;
 use virtio_kfd_protocol::{AllocMemoryRequest, GpuId, GpuRequest, Nothing};
 use virtio_kfd_tests::c_program::{CProgram, Place};
+use virtio_kfd_tests::conformance::FORKS;
 use virtio_kfd_tests::native::{LOOPBACK_VARIABLE, SETS, Under, text};
 use virtio_kfd_tests::parts::package_path;
 use virtio_kfd_tests::{Artifacts, Daemon, Keeper, SharedVm, need};
@@ -153,18 +154,7 @@ fn eight_processes_work_at_once_and_leave_nothing() {
     assert_eq!((after.processes, after.descriptors), (before.0.processes, before.0.descriptors));
 }
 
-/// What `forks` prints with the library in a guest, see qemu_gpu.rs. Cases C32 and C34.
-const FORKS: &str = "fork before the first use: 0
-fork and exec: 0
-fork and a call without opening again is refused: 0
-the parent afterwards: SUCCESS
-fork and opening again: 0
-the parent afterwards: SUCCESS
-children that failed while threads were in the library: 0 of 25
-the parent at the end: SUCCESS
-close: SUCCESS
-";
-
+/// Cases C32 and C34; in a guest see qemu_gpu.rs.
 #[test]
 fn children_of_fork_open_and_work_beside_their_parent() {
     let stack = need!(Stack::start());

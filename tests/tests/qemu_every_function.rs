@@ -17,14 +17,11 @@ const VIRTIO: &str = "/opt/virtio-kfd/libhsakmt_virtio.so.1";
 
 #[test]
 fn each_function_does_what_the_page_says() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &["rocm-trixie"]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
     let virtio = need!(artifacts.virtio("376", "libhsakmt_virtio.so.1"));
-    let root = need!(artifacts.packages("rocm-trixie"));
+    let root = artifacts.packages("rocm-trixie").unwrap();
     let program = CProgram::compile_alone(&root, &package_path("tests/c/every.c")).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     builder.overlay().file(VIRTIO.trim_start_matches('/'), &virtio).unwrap();

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use virtio_kfd_tests::c_program::Place;
+use virtio_kfd_tests::conformance::FORKS;
 use virtio_kfd_tests::guest::Running;
 use virtio_kfd_tests::native::{runtime, text};
 use virtio_kfd_tests::parts::{Part, kernel_complaints, package_path, run_parts, user};
@@ -31,18 +32,6 @@ const PROGRAMS: &str = "/opt/virtio-kfd";
 
 /// Programs on the thunk's API that must print the same in the guest as natively on the host.
 const C_PROGRAMS: &[&str] = &["events", "openclose", "topology"];
-
-/// What `forks` prints (cases C32 and C34): whatever a child does, it ends well or is refused, and the parent goes on.
-const FORKS: &str = "fork before the first use: 0
-fork and exec: 0
-fork and a call without opening again is refused: 0
-the parent afterwards: SUCCESS
-fork and opening again: 0
-the parent afterwards: SUCCESS
-children that failed while threads were in the library: 0 of 25
-the parent at the end: SUCCESS
-close: SUCCESS
-";
 
 /// Lines of a GPU's section of rocminfo that may differ between native and in the guest: none.
 const GPU_MAY_DIFFER: &[&str] = &[];
@@ -257,14 +246,11 @@ fn garbage_is_refused_and_nobody_notices(stack: &Stack) {
 
 #[test]
 fn the_whole_stack_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&["kfd-hostile"], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    let root = need!(artifacts.packages(SET));
-    let hostile = need!(artifacts.program("kfd-hostile"));
-    need!(artifacts.program("vhost-user-kfd"));
+    let root = artifacts.packages(SET).unwrap();
+    let hostile = artifacts.program("kfd-hostile").unwrap();
     let place = |name: &str| format!("{}/{name}", PROGRAMS.trim_start_matches('/'));
     builder.overlay().file(&place("kfd-hostile"), &hostile).unwrap();
     // The image is written at the boot; until then the files must be there.

@@ -251,13 +251,9 @@ fn daemon(
 /// What is killed in a guest's life, or with it, in the order of the tests; [`PARTS_VARIABLE`] chooses.
 #[test]
 fn whoever_is_killed_takes_nobody_along() {
-    let artifacts = need!(Artifacts::find());
-    need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
     need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    let root = need!(artifacts.packages(SET));
+    let root = artifacts.packages(SET).unwrap();
     let program = CProgram::compile(&root, &package_path("tests/c/busy.c"), Place::Guest).unwrap();
     let mut server = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();
     let mut moments = Moments::new();

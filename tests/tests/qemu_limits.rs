@@ -162,13 +162,10 @@ fn right(sizes: &[u64]) -> Vec<String> {
 
 #[test]
 fn system_calls_on_memory_of_the_thunk() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    let root = need!(artifacts.packages(SET));
-    need!(artifacts.program("vhost-user-kfd"));
+    let root = artifacts.packages(SET).unwrap();
     let programs = [("syscalls", SYSCALLS), ("pool", POOL_PROGRAM)]
         .map(|(name, place)| (CProgram::compile(&root, &source(name), Place::Guest).unwrap(), place));
     for (program, place) in &programs {

@@ -293,14 +293,10 @@ fn memory_is_plugged_in_and_out(stack: &Stack) {
 
 #[test]
 fn memory_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    let root = need!(artifacts.packages(SET));
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
+    let root = artifacts.packages(SET).unwrap();
     let program = compile(&root, Place::Host).unwrap();
     // The image is written at the boot; until then the files must be there.
     let in_guest = compile(&root, Place::Guest).unwrap();

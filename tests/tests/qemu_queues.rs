@@ -14,13 +14,10 @@ const PROGRAM: &str = "/opt/virtio-kfd/queues";
 
 #[test]
 fn every_ring_of_a_guest_arrives() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    let root = need!(artifacts.packages(SET));
+    let root = artifacts.packages(SET).unwrap();
     let program = CProgram::compile(&root, &package_path("tests/c/queues.c"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();
     let daemon = Daemon::start(&artifacts, "model:gfx906", &[]).unwrap();

@@ -84,13 +84,10 @@ impl Stack {
 
 #[test]
 fn nothing_is_lost_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    let root = need!(artifacts.packages(SET));
+    let root = artifacts.packages(SET).unwrap();
     let program =
         CProgram::compile_directory(&root, &package_path("tests/c/registration"), Place::Guest).unwrap();
     builder.overlay().file(PROGRAM.trim_start_matches('/'), program.path()).unwrap();

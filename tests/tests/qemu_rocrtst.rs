@@ -57,13 +57,7 @@ const LEVELS: &str = "VIRTIO_KFD_TEST_LEVELS";
 
 #[test]
 fn rocrs_own_tests_pass_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.qemu());
-    need!(artifacts.image());
-    need!(artifacts.agent());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
+    let artifacts = need!(Artifacts::for_guest(&["libkfd_preload.so"], &[]));
     let (tests, runtime) = (need!(artifacts.packages(TESTS)), need!(artifacts.packages(RUNTIME)));
     let directory = tempfile::tempdir().unwrap();
     let rocrtst = Rocrtst::new(&tests, &runtime, directory.path()).unwrap();

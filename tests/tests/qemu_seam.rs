@@ -88,14 +88,9 @@ fn system_wide(stack: &Stack, sets: impl Iterator<Item = &'static str>) {
 
 #[test]
 fn runtimes_with_the_thunk_inside_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
-    let headers = need!(artifacts.packages("rocm-trixie"));
+    let artifacts = need!(Artifacts::for_guest(&["libkfd_preload.so"], &["rocm-trixie"]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
+    let headers = artifacts.packages("rocm-trixie").unwrap();
     add_library(&artifacts, builder.overlay()).unwrap();
     let processes = CProgram::compile_alone(&headers, &source("seam.c")).unwrap();
     builder.overlay().file(&format!("{PLACE}/seam"), processes.path()).unwrap();

@@ -56,14 +56,8 @@ fn source(name: &str) -> PathBuf {
 
 /// Runs the programs in a guest of their own, and natively.
 fn suite(release: Release) {
-    let artifacts = need!(Artifacts::find());
+    let artifacts = need!(Artifacts::for_guest(&["libkfd_preload.so"], &[]));
     let programs = need!(GpuPrograms::find(&artifacts, release));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
-    need!(artifacts.agent());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
     let (set, runtime) = (release.set(), programs.runtime());
     let mut built = Vec::new();
     let all = std::env::var(LEVELS).is_ok_and(|levels| levels == "all");

@@ -30,12 +30,7 @@ const OF_QEMU: Duration = Duration::from_millis(500);
 
 #[test]
 fn waiting_costs_the_host_next_to_nothing() {
-    let artifacts = need!(Artifacts::find());
-    need!(artifacts.qemu());
-    need!(artifacts.image());
-    need!(artifacts.agent());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_preload.so"));
+    let artifacts = need!(Artifacts::for_guest(&["libkfd_preload.so"], &[]));
     let programs = need!(Programs::find(&artifacts));
     let daemon = Daemon::start(&artifacts, &format!("model:{GPU}"), &[]).unwrap();
     let hip = [("idle_hip".to_owned(), programs.file("idle_hip"))];

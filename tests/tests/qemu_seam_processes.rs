@@ -130,14 +130,9 @@ const PARTS: &[Part<Stack>] = &[
 
 #[test]
 fn processes_of_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
-    need!(artifacts.program("vhost-user-kfd"));
-    need!(artifacts.program("libkfd_model_preload.so"));
-    need!(artifacts.program("libkfd_preload.so"));
-    let headers = need!(artifacts.packages("rocm-trixie"));
+    let artifacts = need!(Artifacts::for_guest(&["libkfd_preload.so"], &["rocm-trixie"]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
+    let headers = artifacts.packages("rocm-trixie").unwrap();
     let overlay = builder.overlay();
     add_library(&artifacts, overlay).unwrap();
     let [device, shapes] = ["device", "shapes"].map(|name| {

@@ -179,13 +179,10 @@ fn streams_have_a_processs_faults(stack: &Stack) {
 
 #[test]
 fn waiting_in_a_guest() {
-    let artifacts = need!(Artifacts::find());
-    let mut builder = need!(Vm::builder(&artifacts));
-    need!(artifacts.qemu());
-    need!(artifacts.image());
+    let artifacts = need!(Artifacts::for_guest(&[], &[SET]));
+    let mut builder = Vm::builder(&artifacts).unwrap();
     need!(artifacts.thunk());
-    need!(artifacts.program("vhost-user-kfd"));
-    let root = need!(artifacts.packages(SET));
+    let root = artifacts.packages(SET).unwrap();
     let programs = ["idle", "clocks", "exceptions", "smi"]
         .map(|name| (name, CProgram::compile(&root, &source(name), Place::Guest).unwrap()));
     for (name, program) in &programs {
