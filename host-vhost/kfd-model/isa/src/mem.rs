@@ -7,6 +7,7 @@ pub mod atomic;
 mod buffer;
 mod ds;
 mod flat;
+mod format;
 pub mod lds;
 mod permute;
 pub mod rows;

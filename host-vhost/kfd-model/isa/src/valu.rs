@@ -14,7 +14,7 @@ mod divide;
 mod float16;
 mod float32;
 mod float64;
-mod half;
+pub(crate) mod half;
 mod integer;
 mod lane;
 mod lanes;

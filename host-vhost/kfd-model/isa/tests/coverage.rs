@@ -155,8 +155,7 @@ const REFUSED: &[&str] = &[
     "ds_add_src2_u64 ds_sub_src2_u64 ds_rsub_src2_u64 ds_inc_src2_u64 ds_dec_src2_u64 ds_min_src2_i64",
     "ds_max_src2_i64 ds_min_src2_u64 ds_max_src2_u64 ds_and_src2_b64 ds_or_src2_b64 ds_xor_src2_b64",
     "ds_write_src2_b64 ds_min_src2_f64 ds_max_src2_f64",
-    // Buffers of elements with a format: images, and what graphics reads of vertices.
-    "buffer_load_format_x buffer_load_format_xy buffer_load_format_xyz buffer_load_format_xyzw",
+    // Stores of elements with a format, and loads into halves.
     "buffer_store_format_x buffer_store_format_xy buffer_store_format_xyz buffer_store_format_xyzw",
     "buffer_load_format_d16_x buffer_load_format_d16_xy buffer_load_format_d16_xyz buffer_load_format_d16_xyzw",
     "buffer_store_format_d16_x buffer_store_format_d16_xy buffer_store_format_d16_xyz buffer_store_format_d16_xyzw",

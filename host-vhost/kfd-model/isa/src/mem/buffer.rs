@@ -4,7 +4,8 @@
 //! What is out of range reads 0 and is not written. On GFX9 the number of records counts structures when the instruction
 //! has an index and the descriptor a stride, else bytes.
 
-use super::rows::Addresses;
+use super::format::{self, Format};
+use super::rows::{self, Addresses};
 use super::vector::{Place, Registers, Shape, run};
 use crate::bus::Bus;
 use crate::inst::{Dst, Inst, MemFlags, Src};
@@ -102,10 +103,9 @@ impl Place for Buffer {
 }
 
 impl Buffer {
-    fn new(wave: &Wave, inst: &Inst, shape: Shape) -> Self {
-        let [vaddr, _, soffset, srsrc] = inst.src;
-        let first = if let Src::Sgpr(first) = srsrc { first } else { 0 };
-        let descriptor = Descriptor::read(wave, first);
+    fn new(wave: &Wave, inst: &Inst, bytes: u64) -> Self {
+        let [vaddr, _, soffset, _] = inst.src;
+        let descriptor = Descriptor::read(wave, descriptor(inst));
         let (has_index, has_offset) =
             (inst.flags.contains(MemFlags::IDXEN), inst.flags.contains(MemFlags::OFFEN));
         let (mut indices, mut offsets) = ([0; LANES], [u64::from(inst.imm as u32); LANES]);
@@ -125,12 +125,6 @@ impl Buffer {
                 *index = index.wrapping_add(lane);
             }
         }
-        let bytes = match shape {
-            Shape::LoadSmall(kind) | Shape::LoadHalf(kind, _) => kind.bytes() as u64,
-            Shape::StoreSmall(bytes, _) => u64::from(bytes),
-            Shape::Atomic(_, true) => 8,
-            _ => 4,
-        };
         Self {
             descriptor,
             scalar_offset: u64::from(read32(wave, soffset)),
@@ -139,6 +133,23 @@ impl Buffer {
             by_index: has_index && descriptor.stride != 0,
             bytes,
         }
+    }
+}
+
+/// The first of the scalar registers with the descriptor.
+#[inline]
+fn descriptor(inst: &Inst) -> u8 {
+    if let Src::Sgpr(first) = inst.src[3] { first } else { 0 }
+}
+
+/// Bytes of what is accessed at once.
+#[inline]
+fn bytes(shape: Shape) -> u64 {
+    match shape {
+        Shape::LoadSmall(kind) | Shape::LoadHalf(kind, _) => kind.bytes() as u64,
+        Shape::StoreSmall(bytes, _) => u64::from(bytes),
+        Shape::Atomic(_, true) => 8,
+        _ => 4,
     }
 }
 
@@ -157,22 +168,26 @@ impl Place for One<'_> {
 /// Executes an instruction.
 ///
 /// # Errors
-/// Faults; [`Stop::NotSupported`] for formats, LDS and texture fail.
+/// Faults; [`Stop::NotSupported`] for stores and halves with a format and formats that [`Format`] does not have, LDS and
+/// texture fail.
 #[inline]
 pub fn execute(wave: &mut Wave, inst: &Inst, bus: &mut impl Bus) -> Result<(), Stop> {
     if matches!(inst.op, Op::BufferWbinvl1 | Op::BufferWbinvl1Vol) {
         bus.fence();
         return Ok(());
     }
-    let Some(shape) = Shape::of(inst.op) else { return Err(Stop::not_supported(inst.op)) };
     if inst.flags.intersects(MemFlags::LDS.union(MemFlags::TFE)) {
         return Err(Stop::not_supported(inst.op));
     }
+    if let Some(components) = format::components(inst.op) {
+        return load_format(wave, inst, components, bus);
+    }
+    let Some(shape) = Shape::of(inst.op) else { return Err(Stop::not_supported(inst.op)) };
     let exec = wave.exec();
     if exec == 0 {
         return Ok(());
     }
-    let buffer = Buffer::new(wave, inst, shape);
+    let buffer = Buffer::new(wave, inst, bytes(shape));
     let to = if let Dst::Vgpr(to) = inst.dst { Some(to) } else { None };
     let data = if let Src::Vgpr(data) = inst.src[1] { data } else { 0 };
     let (words, single) = match shape {
@@ -197,6 +212,47 @@ pub fn execute(wave: &mut Wave, inst: &Inst, bus: &mut impl Bus) -> Result<(), S
         }
         let registers = Registers { to, data: data.wrapping_add(word) };
         run(single, wave, registers, &One(&addresses), mask, bus)?;
+    }
+    Ok(())
+}
+
+/// Loads components of elements, which are in range as a whole or not at all.
+///
+/// A lane that is out of range gets zeros; whether it gets the 1 that a descriptor may have for a component, the manual
+/// leaves open, and it is not supported.
+#[cold]
+fn load_format(wave: &mut Wave, inst: &Inst, components: u8, bus: &mut impl Bus) -> Result<(), Stop> {
+    let not_supported = || Stop::not_supported(inst.op);
+    let word3 = wave.sgpr(descriptor(inst).wrapping_add(3));
+    let format = Format::read(word3);
+    let buffer = Buffer::new(wave, inst, format.map_or(4, Format::size) as u64);
+    if buffer.descriptor.swizzle || buffer.descriptor.add_lane {
+        return Err(not_supported());
+    }
+    let Dst::Vgpr(to) = inst.dst else { return Ok(()) };
+    let selections = format::selections(word3);
+    let selected = selections.iter().take(usize::from(components));
+    let addresses = buffer.word(0);
+    // All before any is written: the indices may come from these registers.
+    let mut loaded = [Row::ZERO; 4];
+    let exec = wave.exec();
+    for lane in rows::lanes(exec) {
+        let address = addresses.get(lane).copied().unwrap_or(OUT_OF_RANGE);
+        let mut element = [0; 16];
+        if address == OUT_OF_RANGE {
+            if selected.clone().any(|select| matches!(select, None | Some(format::Select::One))) {
+                return Err(not_supported());
+            }
+            continue;
+        }
+        let format = format.ok_or_else(not_supported)?;
+        bus.load(address, element.get_mut(..format.size()).unwrap_or_default())?;
+        for (row, select) in loaded.iter_mut().zip(selected.clone()) {
+            row.set_lane(lane, format.value(select.ok_or_else(not_supported)?, &element));
+        }
+    }
+    for (row, number) in loaded.iter().zip(0..components) {
+        wave.write_masked(exec, usize::from(to) + usize::from(number), row);
     }
     Ok(())
 }

@@ -355,3 +355,94 @@ fn lanes_in_a_row_and_lanes_anywhere_load_the_same() {
         }
     }
 }
+
+/// Word 3 of a descriptor of elements: components of the result from X, Y, Z and W (4 to 7), or 0 and 1.
+fn elements(data_format: u32, num_format: u32, select: [u32; 4]) -> u32 {
+    let [x, y, z, w] = select;
+    x | y << 3 | z << 6 | w << 9 | num_format << 12 | data_format << 15
+}
+
+const LOAD_FORMAT_X: [u32; 2] = [0xe000_2000, 0x8001_2401]; // buffer_load_format_x v36, v1, s[4:7], 0 idxen
+const LOAD_FORMAT_XYZW: [u32; 2] = [0xe00c_2000, 0x8001_2401]; // buffer_load_format_xyzw v[36:39], v1, s[4:7], 0 idxen
+const IN_ORDER: [u32; 4] = [4, 5, 6, 7];
+
+// What HIP's tex1Dfetch does. DATA_FORMAT and NUM_FORMAT: tables of the Vega ISA; halves: IEEE 754.
+#[test]
+fn elements_of_buffers_are_read_by_their_format() {
+    let word = 0x8001_fffe_u32; // bytes fe ff 01 80
+    let halves = 0x3800_c000; // -2 and 0.5
+    let (minus2, half, one) = ((-2f32).to_bits(), 0.5f32.to_bits(), 1f32.to_bits());
+    for (data, num, memory, expected) in [
+        (1, 4, word, [0xfe, 0, 0, 1]),                      // 8, UINT
+        (1, 5, word, [0xffff_fffe, 0, 0, 1]),               // 8, SINT
+        (2, 4, word, [0xfffe, 0, 0, 1]),                    // 16, UINT
+        (2, 5, word, [0xffff_fffe, 0, 0, 1]),               // 16, SINT
+        (2, 7, halves, [minus2, 0, 0, one]),                // 16, FLOAT
+        (3, 4, word, [0xfe, 0xff, 0, 1]),                   // 8_8, UINT
+        (4, 4, word, [word, 0, 0, 1]),                      // 32, UINT
+        (4, 7, minus2, [minus2, 0, 0, one]),                // 32, FLOAT
+        (5, 5, word, [0xffff_fffe, 0xffff_8001, 0, 1]),     // 16_16, SINT
+        (5, 7, halves, [minus2, half, 0, one]),             // 16_16, FLOAT
+        (10, 4, word, [0xfe, 0xff, 0x01, 1]),               // 8_8_8_8, UINT
+        (10, 5, word, [0xffff_fffe, 0xffff_ffff, 0x01, 1]), // 8_8_8_8, SINT
+    ] {
+        let mut fixture = Fixture::new();
+        fixture.machine.store_words(DATA + 16, &[memory]).unwrap();
+        describe(&mut fixture, DATA, 16, 4, elements(data, num, [4, 5, 6, 1]));
+        fixture.set(1, |_| 1);
+        fixture.set(40, |_| 0xaaaa_aaaa);
+        fixture.wave.set_exec(1 << 5);
+        fixture.run(&LOAD_FORMAT_XYZW);
+        let loaded = [36, 37, 38, 39, 40].map(|vgpr| fixture.lane(vgpr, 5));
+        assert_eq!(loaded[..4], expected, "data format {data}, num format {num}");
+        assert_eq!(loaded[4], 0xaaaa_aaaa);
+        assert_eq!(fixture.lane(36, 4), 0);
+    }
+}
+
+// Records are counted; the index may come from a register of the result; a swizzle of components is applied.
+#[test]
+fn elements_of_several_words_end_with_the_records() {
+    for (data, words) in [(11, 2), (13, 3), (14, 4)] {
+        let mut fixture = Fixture::new();
+        let stride = 4 * words;
+        describe(&mut fixture, DATA, stride, 3, elements(data, 4, [5, 4, 6, 7]));
+        fixture.set(36, |lane| lane);
+        fixture.run(&[0xe00c_2000, 0x8001_2424]); // buffer_load_format_xyzw v[36:39], v36, s[4:7], 0 idxen
+        for lane in 0..LANES as u32 {
+            let at = |component| {
+                let there = lane < 3 && component < words;
+                if there { pattern(lane * stride + 4 * component) } else { 0 }
+            };
+            let loaded = [36, 37, 38, 39].map(|vgpr| fixture.lane(vgpr, lane as usize));
+            assert_eq!(loaded, [at(1), at(0), at(2), at(3)], "data format {data}, lane {lane}");
+        }
+    }
+}
+
+// UNORM, packed formats, a swizzled buffer and what a 1 is beyond the end say that they are not supported.
+#[test]
+fn formats_that_are_not_known_stop_the_wave_and_change_nothing() {
+    let not_supported = Err(Stop::NotSupported { name: "buffer_load_format_x" });
+    for (stride, word3) in [
+        (4, elements(4, 0, IN_ORDER)),
+        (4, elements(8, 4, IN_ORDER)),
+        (4, elements(0, 4, IN_ORDER)),
+        (4, elements(4, 4, [2, 0, 0, 0])),
+        (4 | 1 << 15, elements(4, 4, IN_ORDER)),
+        (4, elements(4, 4, [1, 0, 0, 0])),
+    ] {
+        let mut fixture = Fixture::new();
+        describe(&mut fixture, DATA, stride, 4, word3);
+        fixture.set(1, |lane| lane);
+        fixture.set(36, |_| 0xaaaa_aaaa);
+        assert_eq!(fixture.try_run(&LOAD_FORMAT_X), not_supported, "{word3:#x}");
+        assert_eq!(fixture.lane(36, 0), 0xaaaa_aaaa);
+    }
+    // A descriptor of zeros is an unbound buffer: it reads as 0.
+    let mut fixture = Fixture::new();
+    describe(&mut fixture, 0, 0, 0, 0);
+    fixture.set(36, |_| 0xaaaa_aaaa);
+    fixture.run(&LOAD_FORMAT_X);
+    assert_eq!(fixture.lane(36, 0), 0);
+}
