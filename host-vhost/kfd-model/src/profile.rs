@@ -60,10 +60,12 @@ pub enum ProfileError {
         source: std::io::Error,
     },
     /// The text is not a profile.
-    #[error("the KFD model profile {name} is not valid: {source}")]
+    #[error("the KFD model profile {name} is not valid{}: {}", line_of(text, source), one_line(source.message()))]
     Syntax {
         /// Name or path.
         name: String,
+        /// The text.
+        text: String,
         /// Where and what.
         source: Box<toml::de::Error>,
     },
@@ -75,6 +77,19 @@ pub enum ProfileError {
         /// What was found and what was expected.
         reason: String,
     },
+}
+
+/// In which line of the text it is, counted from 1, where that is known. Whoever shows the error has one line for it, and the
+/// error as TOML's library writes it has several.
+fn line_of(text: &str, error: &toml::de::Error) -> String {
+    match error.span().and_then(|span| text.get(..span.start)) {
+        Some(before) => format!(" in line {}", before.split('\n').count()),
+        None => String::new(),
+    }
+}
+
+fn one_line(message: &str) -> String {
+    message.lines().map(str::trim).collect::<Vec<_>>().join("; ")
 }
 
 /// A machine that the model plays.
@@ -464,8 +479,11 @@ impl Profile {
     /// # Errors
     /// [`ProfileError::Syntax`] or [`ProfileError::Inconsistent`].
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
-        let profile: Self = toml::from_str(text)
-            .map_err(|source| ProfileError::Syntax { name: name.to_owned(), source: Box::new(source) })?;
+        let profile: Self = toml::from_str(text).map_err(|source| ProfileError::Syntax {
+            name: name.to_owned(),
+            text: text.to_owned(),
+            source: Box::new(source),
+        })?;
         match profile.check() {
             Ok(()) => Ok(profile),
             Err(reason) => Err(ProfileError::Inconsistent { name: name.to_owned(), reason }),
@@ -559,6 +577,11 @@ impl Gpu {
         }
         if shader.active_cus() == 0 || shader.simds_per_cu == 0 {
             return Err("no compute unit works".to_owned());
+        }
+        if shader.lds_kib == 0 {
+            return Err(
+                "shader.lds_kib is 0, expected the KiB of one compute unit's local data share".to_owned()
+            );
         }
         if self.cache.iter().any(|cache| cache.cus_shared == 0 || cache.cus_shared > 31) {
             return Err("cache.cus_shared must be 1 to 31".to_owned());

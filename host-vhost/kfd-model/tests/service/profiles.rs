@@ -150,6 +150,16 @@ fn messages_say_what_was_found_and_what_is_known() {
     assert!(message.contains("own") && message.contains("string"), "{message}");
     let message = Profile::parse("own", "description = \"x\"\nspeed = 1").unwrap_err().to_string();
     assert!(message.contains("speed"), "{message}");
+    // Line and reason in one line, for whoever shows no more. The reason is serde's sentence.
+    let message = Profile::parse("own", "description = \"x\"\n\nspeed = 1").unwrap_err().to_string();
+    assert!(
+        message.starts_with("the KFD model profile own is not valid in line 3: unknown field `speed`"),
+        "{message}"
+    );
+    let message = Profile::parse("own", "description = \"x\"\n[[gpu]]\n").unwrap_err().to_string();
+    assert!(message.contains("missing field") && !message.contains('\n'), "{message}");
+    let message = Profile::parse("own", "description =").unwrap_err().to_string();
+    assert!(message.contains("in line 1: ") && !message.contains('\n'), "{message}");
 }
 
 #[test]
@@ -167,6 +177,7 @@ fn contradictions_are_found() {
         ("[0x7fff, 0x7fff, 0x7fff, 0x7fff]", "[0, 0, 0, 0]", "no compute unit"),
         ("visible_mib = 16368", "visible_mib = 20000", "expected 1 to vram_mib"),
         ("counter_khz = 100000", "counter_khz = 0", "counter_khz"),
+        ("lds_kib = 64", "lds_kib = 0", "lds_kib is 0"),
         ("cus_shared = 16", "cus_shared = 0", "cus_shared"),
         ("hive_id = 0x3f1c5a77d20b9e41", "", "share no hive_id"),
         (
