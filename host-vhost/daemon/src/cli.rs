@@ -199,6 +199,15 @@ fn parse_memory_size(text: &str) -> Result<u64, String> {
 }
 
 fn parse_filter(text: &str) -> Result<String, String> {
+    // A word alone is a target's name to the filter, which says nothing of all others then: a level that is misspelt.
+    let is_level =
+        |word: &str| word.is_empty() || word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let mut words = text.split(',').map(str::trim);
+    if let Some(word) = words.find(|word| !word.contains(['=', '[']) && !is_level(word)) {
+        return Err(format!(
+            "`{word}` is no level: expected error, warn, info, debug, trace or off, or TARGET=LEVEL"
+        ));
+    }
     match tracing_subscriber::EnvFilter::builder().parse(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(format!("{error}: expected a level, or TARGET=LEVEL, separated by commas")),
@@ -257,6 +266,15 @@ mod tests {
     fn log_filters() {
         assert!(parse_filter("warn,vhost_user_kfd=debug").is_ok());
         assert!(parse_filter("a=b=c,][").is_err());
+        for right in ["off", "TRACE", "vhost_user_kfd::pool=trace", "[{ring}]=debug", "[work]"] {
+            assert!(parse_filter(right).is_ok(), "{right}");
+        }
+        for wrong in ["inf0", "warning", "info,vhost_user_kfd", "inf0,vhost_user_kfd=debug"] {
+            assert!(
+                parse_filter(wrong).unwrap_err().contains("is no level: expected error, warn"),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

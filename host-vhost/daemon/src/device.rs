@@ -58,6 +58,12 @@ pub enum DeviceError {
     /// It cannot be confined.
     #[error("device: {0}")]
     Sandbox(#[from] SandboxError),
+    /// The VMM goes on to queues that lie in no memory.
+    #[error(
+        "none of the guest's memory has come ({0}): it must be shared, with QEMU by -object \
+         memory-backend-memfd,id=m0,size=SIZE,share=on and -M memory-backend=m0"
+    )]
+    NoMemory(DaemonError),
     /// The vhost-user machinery.
     #[error("device: {0}")]
     Daemon(DaemonError),
@@ -123,6 +129,11 @@ pub fn run(config: &str) -> Result<Served, DeviceError> {
             tracing::info!("the VMM has disconnected");
             Ok(if device.was_unusable() { Served::Unusable } else { Served::Well })
         }
+        // QEMU has no descriptors for memory that is not shared, and leaves it out. Whether a table is empty or an address of
+        // a queue lies nowhere, the vhost-user machinery refuses it before anybody is asked.
+        Err(
+            error @ DaemonError::HandleRequest(VhostUserError::InvalidParam | VhostUserError::InvalidMessage),
+        ) if device.lacks_memory() => Err(DeviceError::NoMemory(error)),
         // QEMU's own vhost-user-gpu up to 11.1 takes feature bits that it was never offered, which the vhost-user
         // machinery refuses before anybody is asked.
         Err(error @ DaemonError::HandleRequest(_)) if !device.was_usable() => {

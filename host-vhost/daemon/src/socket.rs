@@ -12,6 +12,13 @@ use thiserror::Error;
 use crate::relay;
 use crate::spawn::take_inherited;
 
+/// Most bytes of a socket's path: `sun_path` of `sockaddr_un` has 108 (unix(7)), of which the last is 0. This is bound under a longer
+/// name first ([`UNFINISHED`]).
+const MOST_PATH_BYTES: usize = 107 - UNFINISHED.len();
+
+/// What stands behind the path until the socket listens.
+const UNFINISHED: &str = ".new";
+
 /// Why there is no socket.
 #[derive(Debug, Error)]
 pub enum SocketError {
@@ -43,6 +50,28 @@ pub enum SocketError {
         option: &'static str,
         /// As given.
         path: PathBuf,
+    },
+    /// Its directory, or a socket that lies there, is not for this user.
+    #[error("{option} {path}: the user with id {user} has no permission in the directory {directory}")]
+    Permission {
+        /// The option that names it.
+        option: &'static str,
+        /// As given.
+        path: PathBuf,
+        /// Its directory.
+        directory: PathBuf,
+        /// The effective user id.
+        user: u32,
+    },
+    /// The kernel's addresses have no room for it.
+    #[error("{option} {path}: a path of {found} bytes, and a socket's has at most {MOST_PATH_BYTES}")]
+    TooLong {
+        /// The option that names it.
+        option: &'static str,
+        /// As given.
+        path: PathBuf,
+        /// Bytes of the path.
+        found: usize,
     },
     /// The path cannot be used.
     #[error("{option} {path}: {error}")]
@@ -100,7 +129,19 @@ impl Socket {
         if !directory.is_dir() {
             return Err(SocketError::Directory { option, path: path.into(), directory: directory.into() });
         }
-        let bind = |error| SocketError::Bind { option, path: path.into(), error };
+        let found = path.as_os_str().len();
+        if found > MOST_PATH_BYTES {
+            return Err(SocketError::TooLong { option, path: path.into(), found });
+        }
+        let bind = |error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied => SocketError::Permission {
+                option,
+                path: path.into(),
+                directory: directory.into(),
+                user: nix::unistd::geteuid().as_raw(),
+            },
+            _ => SocketError::Bind { option, path: path.into(), error },
+        };
         match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(bind(error)),
@@ -114,7 +155,7 @@ impl Socket {
         }
         // Under its name only when it listens, so that whoever waits for the name can connect at once.
         let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".new");
+        unfinished.push(UNFINISHED);
         let listener = UnixListener::bind(&unfinished).map_err(bind)?;
         std::fs::rename(&unfinished, path).map_err(bind)?;
         Ok(Socket { listener, path: Some(path.into()), connected: false, relay: None })
@@ -201,6 +242,10 @@ mod tests {
         // A socket whose owner died without removing it.
         drop(UnixListener::bind(at("stale")).unwrap());
         assert!(Socket::bind("--socket", &at("stale")).is_ok());
-        assert!(matches!(Socket::bind("--socket", &at(&"x".repeat(200))), Err(SocketError::Bind { .. })));
+        // unix(7): 108 bytes with the 0 at the end.
+        let room = 107 - UNFINISHED.len() - directory.path().as_os_str().len() - 1;
+        assert!(Socket::bind("--socket", &at(&"x".repeat(room))).is_ok());
+        let long = Socket::bind("--socket", &at(&"x".repeat(room + 1))).unwrap_err();
+        assert!(long.to_string().ends_with("a path of 104 bytes, and a socket's has at most 103"), "{long}");
     }
 }

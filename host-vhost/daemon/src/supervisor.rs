@@ -178,8 +178,20 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     match config.gpu_count {
         0 if !config.gpus.is_empty() => return Err(SupervisorError::NoGpu(config.gpus.join(", "))),
         0 => tracing::warn!("this host has no GPU that KFD drives: the VM gets none"),
-        1 => tracing::info!("the VM gets 1 GPU"),
-        count => tracing::info!("the VM gets {count} GPUs"),
+        1 => tracing::info!("the VM gets 1 GPU of {}", origin(&args.kfd)),
+        count => tracing::info!("the VM gets {count} GPUs of {}", origin(&args.kfd)),
+    }
+    match (&args.socket, &args.memory_socket) {
+        (Some(socket), Some(memory)) => {
+            tracing::info!(
+                "listening on {}, for the memory device on {}",
+                socket.display(),
+                memory.display()
+            );
+        }
+        (Some(socket), None) => tracing::info!("listening on {}", socket.display()),
+        (None, Some(memory)) => tracing::info!("listening for the memory device on {}", memory.display()),
+        (None, None) => {}
     }
     let config = serde_json::to_string(&config)
         .map_err(|error| SupervisorError::System { what: "configuration", error: error.into() })?;
@@ -188,6 +200,14 @@ pub fn run(args: &Args) -> Result<(), SupervisorError> {
     let ended = supervisor.serve(once);
     supervisor.workers.end_all();
     ended
+}
+
+/// Whose GPUs they are.
+fn origin(kfd: &Kfd) -> String {
+    match kfd {
+        Kfd::Real => "this host".to_owned(),
+        Kfd::Model(profile) => format!("the model {profile}"),
+    }
 }
 
 /// What is wrong with the memory device is said before anything is made.

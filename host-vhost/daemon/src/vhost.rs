@@ -10,7 +10,7 @@ use vhost::vhost_user::{Backend, GpuBackend};
 use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
 use virtio_kfd_protocol::ShareToken;
 use virtio_queue::{DescriptorChain, QueueT};
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend};
 use vmm_sys_util::epoll::EventSet;
 use zerocopy::IntoBytes;
 
@@ -104,6 +104,12 @@ impl Device {
     /// Whether a driver came that could use the device.
     pub fn was_usable(&self) -> bool {
         self.lock().usable == Some(true)
+    }
+
+    /// Whether a VMM came as far as features, and brought no memory of its guest.
+    pub fn lacks_memory(&self) -> bool {
+        let state = self.lock();
+        state.usable.is_some() && state.session.ram().num_regions() == 0
     }
 
     /// Serves the control queue until it is empty.

@@ -55,6 +55,14 @@ fn the_window_is_larger_than_what_is_granted_by_more_than_a_fifth() {
     }
 }
 
+/// What docs/operating.md advises: these sizes leave least of their window empty.
+#[test]
+fn windows_that_are_used_best() {
+    for (size, window) in [(6142, 8 << 10), (6144, 16 << 10), (12_286, 16 << 10), (12_288, 32 << 10)] {
+        assert_eq!(Pool::new(size << 20).unwrap().window() >> 20, window, "{size} MiB");
+    }
+}
+
 #[test]
 fn a_name_opens_its_memory_once_and_when_all_of_it_has_a_place() {
     let pool = Pool::new(8 * GRANULE).unwrap();

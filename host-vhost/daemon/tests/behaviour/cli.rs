@@ -1,20 +1,24 @@
 //! The command line, and bad input on the host's side.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use vhost::vhost_user::Frontend;
+use vhost::{VhostBackend, VringConfigData};
 
-use crate::daemon::{Daemon, program, wait_for, wait_for_some};
+use crate::daemon::{Daemon, program, program_with_log, wait_for, wait_for_some};
 use crate::gpu::*;
 use crate::stub;
 use crate::vmm::{Setup, Vmm, inheritable};
 
 crate::tests![
     bad_input_ends_with_one_sentence,
+    the_start_says_what_the_vm_gets_and_where,
+    guest_memory_that_is_not_shared_is_named,
     capabilities,
     once,
     a_signal_ends_everything,
@@ -76,6 +80,49 @@ fn bad_input_ends_with_one_sentence() {
     let mut alone = Command::new(env!("CARGO_BIN_EXE_vhost-user-kfd"));
     let output = alone.args(["--socket", socket, "--worker", "/nonexistent/worker"]).output().unwrap();
     assert!(String::from_utf8(output.stderr).unwrap().contains("/nonexistent/worker does not exist"));
+}
+
+/// The daemon's log up to its first connection.
+fn the_start_says_what_the_vm_gets_and_where() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let mut program = program_with_log("info");
+    let mut child = program.arg("--socket").arg(&socket).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let place = format!("listening on {}", socket.display());
+    let said: Vec<String> = lines.by_ref().take_while(|line| !line.contains(&place)).collect();
+    assert!(said.iter().any(|line| line.contains("the VM gets 1 GPU of this host")), "{said:?}");
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// What QEMU does without `share=on`: the memory has no descriptor, so the table stays empty, and queues lie nowhere.
+fn guest_memory_that_is_not_shared_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let mut program = program();
+    let child = program.arg("--socket").arg(&socket).arg("--once").stderr(Stdio::piped()).spawn().unwrap();
+    wait_for("the socket", || socket.exists());
+    let vmm = Frontend::connect(&socket, 2).unwrap();
+    vmm.set_owner().unwrap();
+    let offered = vmm.get_features().unwrap();
+    vmm.set_features(offered).unwrap();
+    vmm.set_vring_num(0, 64).unwrap();
+    let queue = VringConfigData {
+        queue_max_size: 64,
+        queue_size: 64,
+        flags: 0,
+        desc_table_addr: 0x1000,
+        used_ring_addr: 0x2000,
+        avail_ring_addr: 0x3000,
+        log_addr: None,
+    };
+    // It is not answered, or the connection is over.
+    let _ = vmm.set_vring_addr(0, &queue);
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("none of the guest's memory has come") && text.contains("share=on"), "{text}");
 }
 
 fn capabilities() {

@@ -17,9 +17,14 @@ pub struct Daemon {
 
 /// The daemon's program with stub workers.
 pub fn program() -> Command {
+    program_with_log(&std::env::var("TEST_LOG").unwrap_or_else(|_| "off".into()))
+}
+
+/// The same, with this filter of its log.
+pub fn program_with_log(filter: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vhost-user-kfd"));
     command.arg("--worker").arg(std::env::current_exe().unwrap());
-    command.arg("--log").arg(std::env::var("TEST_LOG").unwrap_or_else(|_| "off".into()));
+    command.args(["--log", filter]);
     command.stdin(Stdio::null());
     command
 }
