@@ -174,3 +174,27 @@ fn the_launcher_finds_its_library_from_everywhere() {
         String::from_utf8_lossy(&output.stderr).contains("takes a colon or a space for the end of a name")
     );
 }
+
+/// Without its library a program would run and find no GPU: the launcher does not start it.
+#[test]
+fn the_launcher_without_its_library() {
+    let directory = tempfile::tempdir().unwrap();
+    let launcher = directory.path().join("kfd-run");
+    std::fs::copy(package_path("../guest-thunk/kfd-preload/kfd-run"), &launcher).unwrap();
+    let started = |argument: &str| {
+        let mut command = Command::new("sh");
+        command.arg(&launcher).arg(argument).env_remove("VIRTIO_KFD_PRELOAD");
+        let output = run(command, LIMIT).unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), said)
+    };
+    let (status, [out, errors]) = started("env");
+    assert_eq!((status, out.as_str()), (Some(66), ""), "{errors}");
+    assert!(errors.contains("/libkfd_preload.so") && errors.contains("VIRTIO_KFD_PRELOAD"), "{errors}");
+    let (status, [out, errors]) = started("--help");
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+    assert!(out.starts_with("usage: kfd-run PROGRAM"), "{out}");
+    let (status, [out, errors]) = started("--verbose");
+    assert_eq!((status, out.as_str()), (Some(64), ""), "{errors}");
+    assert!(errors.starts_with("usage: kfd-run PROGRAM"), "{errors}");
+}
