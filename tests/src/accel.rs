@@ -38,16 +38,33 @@ impl Accel {
         }
     }
 
+    /// What [`ACCEL_VARIABLE`] asks for, if anything.
+    ///
+    /// # Errors
+    /// Another value of it than `kvm` and `tcg`.
+    pub fn asked() -> Result<Option<Self>> {
+        match std::env::var_os(ACCEL_VARIABLE) {
+            Some(value) => Self::parse(&value.to_string_lossy()),
+            None => Ok(None),
+        }
+    }
+
+    fn parse(value: &str) -> Result<Option<Self>> {
+        match value {
+            "" => Ok(None),
+            "kvm" => Ok(Some(Self::Kvm)),
+            "tcg" => Ok(Some(Self::Tcg)),
+            other => bail!("{ACCEL_VARIABLE}={other}: expected kvm or tcg"),
+        }
+    }
+
     /// The accelerator that works on this machine.
     ///
     /// # Errors
     /// An unknown value of [`ACCEL_VARIABLE`], or a cache or QEMU that cannot be used.
     pub fn choose(cache: &Cache, qemu: &Qemu, kernel: &Path) -> Result<Self> {
-        match std::env::var(ACCEL_VARIABLE).as_deref() {
-            Ok("kvm") => return Ok(Self::Kvm),
-            Ok("tcg") => return Ok(Self::Tcg),
-            Ok(other) if !other.is_empty() => bail!("{ACCEL_VARIABLE}={other}: expected kvm or tcg"),
-            _ => {}
+        if let Some(asked) = Self::asked()? {
+            return Ok(asked);
         }
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
             return Ok(Self::Tcg);
@@ -75,4 +92,18 @@ fn probe(qemu: &Qemu, kernel: &Path) -> Result<bool> {
     keeper.wait();
     let text = std::fs::read(&console).unwrap_or_default();
     Ok(String::from_utf8_lossy(&text).contains("Unable to mount root fs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_asked_for() {
+        assert_eq!(Accel::parse("kvm").unwrap(), Some(Accel::Kvm));
+        assert_eq!(Accel::parse("tcg").unwrap(), Some(Accel::Tcg));
+        assert_eq!(Accel::parse("").unwrap(), None);
+        let wrong = Accel::parse("kvmm").unwrap_err().to_string();
+        assert_eq!(wrong, "VIRTIO_KFD_ACCEL=kvmm: expected kvm or tcg");
+    }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use virtio_kfd_images::{BaseImage, Cache, Fetcher, tool};
+use virtio_kfd_tests::accel::Accel;
 use virtio_kfd_tests::{Artifacts, Vm, guest};
 
 use crate::stack::{self, Stack};
@@ -73,6 +74,10 @@ impl Options {
 pub fn run(options: &Options) -> Result<i32> {
     let begin = Instant::now();
     options.check()?;
+    if options.place != Place::Loopback {
+        // Before anything is fetched and built.
+        Accel::asked()?;
+    }
     let workspace = Workspace::find()?;
     tool::require(&["cc", "objcopy", "apt-get", "dpkg-deb"])?;
     let cache = Cache::open()?;
