@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -351,6 +352,21 @@ fn the_end_of_the_vm_is_the_end_of_its_connections() {
     second.arg("--device").arg(daemon.socket()).arg("--socket").arg(vm.socket());
     let output = second.stdin(Stdio::null()).output().unwrap();
     assert!(!output.status.success(), "{output:?}");
+    let said = |socket: &Path| {
+        let mut wrong = Command::new(artifacts.program("kfd-loopback-vm").unwrap());
+        wrong.arg("--device").arg(daemon.socket()).arg("--socket").arg(socket);
+        let output = wrong.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = said(vm.socket());
+    assert!(text.ends_with(": another program is listening on it\n"), "{text}");
+    let text = said(daemon.socket());
+    assert!(text.contains("--device and --socket are both "), "{text}");
+    let text = said(Path::new("/nonexistent/dir/s"));
+    assert!(text.contains("the directory /nonexistent/dir does not exist"), "{text}");
+    let text = said(&directory.path().join("x".repeat(200)));
+    assert!(text.contains(" bytes, and a socket's has at most 107"), "{text}");
     assert!(works(&client));
     drop(daemon);
     assert!(!works(&client));
