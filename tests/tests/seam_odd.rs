@@ -53,7 +53,6 @@ fn a_runtime_that_is_unloaded_starts_once_as_natively() {
         let program = CProgram::compile_alone(&root, &source("loads.c")).unwrap();
         let ours = as_natively(&artifacts, |under| under.command(&runtime, program.path()).unwrap());
         for line in [
-            "starts and ends by 8 threads at once that failed: 0",
             "start 0: 0",
             "memory: 0, queue: 0, they end: 0, 0",
             "end 0: 0, GPUs: 1",

@@ -1,11 +1,10 @@
-/* Loads ROCr by hand: starts and ends it from eight threads at once, uses its GPU, and unloads it and loads it anew, of which each time the
- * same is left. amdkfd refuses a process that has acquired a GPU's memory by one open file to do so by another (kfd_ioctl_acquire_vm():
- * EBUSY), and AMD's thunk never closes its own: a runtime that has its thunk inside starts once. */
+/* Loads ROCr by hand: starts it, uses its GPU, and unloads it and loads it anew, of which each time the same is left. amdkfd refuses a
+ * process that has acquired a GPU's memory by one open file to do so by another (kfd_ioctl_acquire_vm(): EBUSY), and AMD's thunk never
+ * closes its own: a runtime that has its thunk inside starts once. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,6 @@
 
 #define ROUNDS 4
 #define SETTLED 1
-#define THREADS 8
-#define TURNS 3
 
 /* The runtime's functions, by their names: nothing is linked. */
 static void *runtime;
@@ -112,21 +109,6 @@ static void use(void)
 		queue ? (unsigned)CALL(hsa_queue_destroy)(queue) : 0, memory ? (unsigned)CALL(hsa_amd_memory_pool_free)(memory) : 0);
 }
 
-static pthread_barrier_t together;
-
-/* All start, then all end: a start beside the last end is ROCr's own race (Runtime::Acquire() and Release()). */
-static void *turns(void *failed)
-{
-	for (int turn = 0; turn < TURNS; turn++) {
-		pthread_barrier_wait(&together);
-		hsa_status_t started = CALL(hsa_init)();
-		pthread_barrier_wait(&together);
-		hsa_status_t ended = started == HSA_STATUS_SUCCESS ? CALL(hsa_shut_down)() : started;
-		__atomic_fetch_add((int *)failed, ended != HSA_STATUS_SUCCESS, __ATOMIC_SEQ_CST);
-	}
-	return NULL;
-}
-
 /* Threads that were told to end may be about to, and run what is about to be unloaded. */
 static void settle(void)
 {
@@ -149,18 +131,6 @@ static void load(void)
 	}
 }
 
-static void at_once(void)
-{
-	pthread_t started[THREADS];
-	int failed = 0;
-	pthread_barrier_init(&together, NULL, THREADS);
-	for (int thread = 0; thread < THREADS; thread++)
-		pthread_create(&started[thread], NULL, turns, &failed);
-	for (int thread = 0; thread < THREADS; thread++)
-		pthread_join(started[thread], NULL);
-	printf("starts and ends by %d threads at once that failed: %d\n", THREADS, failed);
-}
-
 int main(void)
 {
 	/* Which threads get a heap of their own, of 64 MiB of addresses, is chance. */
@@ -168,7 +138,6 @@ int main(void)
 	unsigned descriptors = 0, threads = 0;
 	unsigned long size = 0;
 	load();
-	at_once();
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		hsa_status_t status = CALL(hsa_init)();
 		printf("start %u: %#x\n", round, (unsigned)status);
