@@ -234,9 +234,11 @@ fn who_reads_no_reply_is_waited_for_by_nobody() {
         assert!(begin.elapsed() < SOON, "{threads} threads, {before} before\n{}", stack.report());
         std::thread::sleep(Duration::from_millis(10));
     }
-    // There are replies that could have been read all the while.
+    // There are replies that could have been read all the while. That the other end was closed with requests in it is said before
+    // them, once (ECONNRESET; unix_release_sock).
     let mut file = File::from(channels[0].try_clone().unwrap());
-    assert!(file.read(&mut [0; 4096]).unwrap() > 0);
+    let mut read = || file.read(&mut [0; 4096]);
+    assert!(read().or_else(|_| read()).unwrap() > 0);
     assert!(stack.client().call::<GetClockCounters>(&GpuRequest::default(), &[], 0).is_ok());
     let mut rounds = Command::new(stack.artifacts.program("kfd-hostile").unwrap());
     rounds.args(["rounds", "1"]).env(LOOPBACK_VARIABLE, stack.vm.socket());
