@@ -2,7 +2,6 @@
  * process that has acquired a GPU's memory by one open file to do so by another (kfd_ioctl_acquire_vm(): EBUSY), and AMD's thunk never
  * closes its own: a runtime that has its thunk inside starts once. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "held.h"
 #include "hsa_api.h"
 
 #define ROUNDS 4
@@ -56,29 +56,6 @@ static hsa_status_t on_pool(hsa_amd_memory_pool_t candidate, void *data)
 		return HSA_STATUS_SUCCESS;
 	pool = candidate;
 	return HSA_STATUS_INFO_BREAK;
-}
-
-static unsigned entries(const char *path)
-{
-	unsigned count = 0;
-	DIR *directory = opendir(path);
-	while (directory && readdir(directory))
-		count++;
-	if (directory)
-		closedir(directory);
-	return count;
-}
-
-static unsigned long address_space_kib(void)
-{
-	unsigned long size = 0;
-	char line[256];
-	FILE *file = fopen("/proc/self/status", "r");
-	while (file && fgets(line, sizeof line, file))
-		sscanf(line, "VmSize: %lu", &size);
-	if (file)
-		fclose(file);
-	return size;
 }
 
 static int is_mapped(const char *name)

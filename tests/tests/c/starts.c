@@ -1,11 +1,11 @@
 /* Starts and ends ROCr again and again, with a queue and 1 MiB in between: what each does, and whether the process
  * grows from the tenth to the last. */
-#include <dirent.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "held.h"
 #include "hsa_api.h"
 
 #define ROUNDS 30
@@ -38,29 +38,6 @@ static hsa_status_t on_agent(hsa_agent_t agent, void *data)
 	gpu = agent;
 	found = 1;
 	return HSA_STATUS_INFO_BREAK;
-}
-
-static unsigned entries(const char *path)
-{
-	unsigned count = 0;
-	DIR *directory = opendir(path);
-	while (directory && readdir(directory))
-		count++;
-	if (directory)
-		closedir(directory);
-	return count;
-}
-
-static unsigned long address_space_kib(void)
-{
-	unsigned long size = 0;
-	char line[256];
-	FILE *file = fopen("/proc/self/status", "r");
-	while (file && fgets(line, sizeof line, file))
-		sscanf(line, "VmSize: %lu", &size);
-	if (file)
-		fclose(file);
-	return size;
 }
 
 int main(void)
